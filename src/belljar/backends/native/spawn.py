@@ -50,7 +50,7 @@ class WaitingLauncher:
     def run(self, bootstrap: str, entry: str, bundle: bytes) -> None:
         """Let it go on: with the bundle's module `entry`."""
         with self._ours:  # closed: it ends if it was told nothing
-            fill(self._source, bundle)
+            _fill(self._source, bundle)
             os.write(self._opener, f"sys.argv[2] = {entry!r}\n{bootstrap}".encode())
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def _spawn(words: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[b
         )
 
 
-def fill(fd: int, data: bytes) -> None:
+def _fill(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -230,10 +230,11 @@ def _make_bundle(config: dict[str, object], interpreter: Interpreter) -> bytes:
 
 
 @contextlib.contextmanager
-def _memfd(data: bytes = b"") -> Iterator[int]:
+def _memfd(data: bytes) -> Iterator[int]:
     fd = os.memfd_create("belljar", os.MFD_CLOEXEC)
     try:
-        spawn.fill(fd, data)
+        os.write(fd, data)  # to memory: all of it at once
+        os.lseek(fd, 0, os.SEEK_SET)
         yield fd
     finally:
         os.close(fd)
