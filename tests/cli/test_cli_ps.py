@@ -67,12 +67,6 @@ def owner_process(environ, program=OWNER, sandboxes=2):
         try:
             ids = process.stdout.readline().split()
             assert len(ids) == sandboxes
-
-            def seen():
-                listed = belljar(environ, "ps").stdout
-                return all(id in listed for id in ids)
-
-            wait_until(seen, LONG, "that all are seen")
             yield process, *ids
         finally:
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""The guest's program, as another Python of this host compiles it, is kept in the cache."""
+"""The guest's program, as a Python of this host compiles it, is kept in the cache."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ def test_what_was_compiled_of_other_sources_is_replaced(cache, monkeypatch):
     assert marshal.loads(other[len(MAGIC) :]).keys() == {"_belljar", "_belljar.a"}
     assert made != other
     assert len(list(cache.iterdir())) == 1
+
+
+def test_what_our_own_python_has_compiled_is_kept_until_a_file_changes(cache, monkeypatch):
+    compiled = bundle._compiled.__wrapped__
+    made = compiled()
+    assert marshal.loads(made).keys() == bundle.sources().keys()
+    monkeypatch.setattr(bundle, "_compile", lambda: b"compiled anew")
+    assert compiled() == made
+    modules = {**bundle._modules(), "_belljar.more": "guest/init.py"}
+    monkeypatch.setattr(bundle, "_modules", lambda: modules)
+    assert compiled() == b"compiled anew"
 
 
 def test_what_another_user_may_have_written_is_not_used(cache):

@@ -18,13 +18,12 @@ from belljar import events
 from belljar.observe import orphans, presence, presence_file
 from belljar.observe.live_sandboxes import LiveSandboxes, is_there, kill
 from belljar.observe.presence import Presence
-from census import wait_until
 
 ID = "bj-0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch, not_installed):
+def directory(tmp_path, monkeypatch):
     path = tmp_path / "runtime"
     monkeypatch.setenv("BELLJAR_RUNTIME_DIR", str(path))
     return path
@@ -48,16 +47,10 @@ def writer():
     made_here.close()
 
 
-def start(writer, **options):
-    """A sandbox starts, and its file is written at once."""
-    writer.observe(made.started(**options))
-    writer.write()
-
-
 @pytest.fixture
 def file(writer, directory):
     """What a sandbox of this process would write; its guest is this very process."""
-    start(writer, of=made.subject(owner="ann"), pid=os.getpid())
+    writer.observe(made.started(of=made.subject(owner="ann"), pid=os.getpid()))
     return directory / ID
 
 
@@ -161,9 +154,7 @@ def left_by_a_dead_process(directory):
     program = (
         "import os, observe_events as made\n"
         "from belljar.observe.presence import Presence\n"
-        "presence = Presence()\n"
-        "presence.observe(made.started(pid=os.getpid()))\n"
-        "presence.write()\n"
+        "Presence().observe(made.started(pid=os.getpid()))\n"
         "os._exit(0)\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -190,13 +181,13 @@ def test_the_first_sandbox_of_a_process_sweeps_the_files_of_its_own_backend(dire
     file = left_by_a_dead_process(directory)
     rewrite(file, backend="docker")  # its container may run: it stays in sight
     other = made.subject(id="bj-00000000000000aa")
-    start(writer, of=other, pid=os.getpid())
+    writer.observe(made.started(of=other, pid=os.getpid()))
     assert file.exists()
     rewrite(file, backend="native")
-    start(writer, of=made.subject(id="bj-00000000000000bb"), pid=os.getpid())
+    writer.observe(made.started(of=made.subject(id="bj-00000000000000bb"), pid=os.getpid()))
     assert file.exists()  # once a process is enough
     again = Presence()
-    start(again, of=made.subject(id="bj-00000000000000cc"), pid=os.getpid())
+    again.observe(made.started(of=made.subject(id="bj-00000000000000cc"), pid=os.getpid()))
     assert not file.exists()
     again.close()
 
@@ -205,7 +196,7 @@ def test_a_file_that_a_living_process_has_written_meanwhile_is_not_swept(directo
     left_by_a_dead_process(directory)
     (note,) = presence.read_notes()
     assert note.stale
-    start(writer, pid=os.getpid())
+    writer.observe(made.started(pid=os.getpid()))
     assert not presence.remove_stale(note)
     assert len(presence.read_notes()) == 1
 
@@ -253,10 +244,9 @@ def test_files_from_before_a_reboot_are_stale(file):
     assert note.stale is (True if machine != "unknown" else None)
 
 
-def test_in_a_fork_the_files_stay_the_parents(directory):
+def test_in_a_fork_the_files_stay_the_parents(directory, not_installed):
     presence.install()
     events.tell(made.started(pid=os.getpid()))
-    wait_until((directory / ID).exists, 60.0, "its file")
     pid = os.fork()
     if pid == 0:
         presence.uninstall()
@@ -267,14 +257,7 @@ def test_in_a_fork_the_files_stay_the_parents(directory):
     assert list(directory.iterdir()) == []
 
 
-def test_a_sandbox_that_has_ended_gets_no_file(writer, directory):
-    writer.observe(made.started(pid=os.getpid()))
-    writer.observe(events.Ended(subject=made.subject(), reason="is closed", seconds=0.01))
-    writer.write()
-    assert not directory.exists()
-
-
-def test_installed_twice_is_installed_once(directory):
+def test_installed_twice_is_installed_once(directory, not_installed):
     presence.install()
     first = presence._installed
     presence.install()
@@ -299,7 +282,7 @@ def test_without_a_runtime_directory_the_cache_is_used(monkeypatch, tmp_path):
 def test_where_no_file_can_be_written_the_sandbox_is_only_not_seen(writer, directory, caplog):
     directory.write_text("in its place")
     with caplog.at_level("INFO", logger="belljar.observe"):
-        start(writer, pid=os.getpid())
+        writer.observe(made.started(pid=os.getpid()))
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert presence.read_notes() == []
 

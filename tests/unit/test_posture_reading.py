@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from belljar.backends.linux.posture import same_guest
+from census import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -25,10 +25,7 @@ def state(pid):
 
 
 def wait_for_zombie(pid):
-    until = time.monotonic() + 20
-    while state(pid) != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: state(pid) == "Z", 20.0, "the end of its first thread")
 
 
 def test_a_process_that_has_ended_and_was_not_reaped_lives_no_more():

@@ -2,9 +2,8 @@
 
     <directory>/<sandbox id>      mode 0600, in a directory of mode 0700
 
-It is JSON, written a moment after the start, by the runtime's minder, and removed when the sandbox
-ends. If the process was killed, the file stays; pid, start time and boot of the owner show that it
-is stale.
+It is JSON, and is removed when the sandbox ends. If the process was killed, the file stays; pid,
+start time and boot of the owner show that it is stale.
 
 Readers trust it little: a file counts only if it lies in a directory that no user but its owner can
 write to, is small, and each field has the form that we write. No path in it is ever opened, and the
@@ -24,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from belljar import events, runtime
+from belljar import events
 from belljar.backends.base import Location
 from belljar.backends.docker.owner import Owner
 from belljar.errors import SandboxError
@@ -63,40 +62,25 @@ class Presence:
             "pid_namespace": us.pid_namespace,
             "host": f"{us.machine}.{us.boot}",
         }
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._files: dict[str, str] = {}  # id → path
-        self._unwritten: dict[str, tuple[events.Started, bytes]] = {}  # id → its event and file
         self._swept: set[str] = set()  # backends whose stale notes were removed
 
     def observe(self, event: events.Event) -> None:
         match event:
-            case events.Started(subject=subject):
-                data = _encode(subject, event.whereabouts, self._owner)
-                with self._lock:
-                    first = not self._unwritten
-                    self._unwritten[subject.id] = event, data
-                if first:
-                    runtime.current().mind(_WriteLater(self))
-            case events.Ended(subject=subject):
-                self._remove(subject.id)
-
-    def write(self) -> None:
-        """Write the files of the sandboxes that have started."""
-        while os.getpid() == self.pid:
-            with self._lock:  # for one file: an end waits no longer than that
-                if not self._unwritten:
-                    return
-                id = next(iter(self._unwritten))
-                event, data = self._unwritten.pop(id)
+            case events.Started():
                 try:
-                    self._write(id, data)
+                    self._write(event)
                 except (OSError, SandboxError) as error:
                     # A read-only home, a full disk. Only `belljar ps` misses the sandbox then.
-                    log.info("writing the presence file of %s failed: %s", id, error)
-            self._sweep(event.subject.backend)
+                    log.info("writing the presence file of %s failed: %s", event.subject.id, error)
+            case events.Ended():
+                self._remove(event.subject.id)
 
-    def _write(self, id: str, data: bytes) -> None:
+    def _write(self, event: events.Started) -> None:
         self.remove_dead()
+        id = event.subject.id
+        data = _encode(event.subject, event.whereabouts, self._owner)
         directory = presence_file.prepare_directory()
         # Written aside and renamed: readers see all of it, or nothing. It replaces the file of a
         # guest that was lost.
@@ -107,12 +91,13 @@ class Presence:
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
-        self._files[id] = f"{directory}/{id}"
-        os.rename(aside, self._files[id])
+        with self._lock:
+            self._files[id] = f"{directory}/{id}"
+            os.rename(aside, self._files[id])
+        self._sweep(event.subject.backend)
 
     def _remove(self, id: str) -> None:
         with self._lock:
-            self._unwritten.pop(id, None)
             path = self._files.pop(id, None)
             if path is not None and os.getpid() == self.pid:
                 with contextlib.suppress(FileNotFoundError):  # removed by another process
@@ -138,21 +123,8 @@ class Presence:
                 remove_stale(note)
 
     def close(self) -> None:
-        with self._lock:
-            for id in [*self._unwritten, *self._files]:
-                self._remove(id)
-
-
-class _WriteLater:
-    """Writes once. Not at the start itself: the caller waits for that, and for its first cell."""
-
-    def __init__(self, presence: Presence) -> None:
-        self.stopped = False
-        self._presence = presence
-
-    def look(self) -> None:
-        self.stopped = True
-        self._presence.write()
+        for id in list(self._files):
+            self._remove(id)
 
 
 _installed: tuple[Presence, events.Subscription] | None = None
@@ -220,8 +192,6 @@ def _encode(subject: events.Subject, seen: Location, owned: Mapping[str, object]
 
 def read_notes(*, everybody: bool | None = None) -> list[Note]:
     """The sandboxes that have presence files: of this user; as root, of all users."""
-    if _installed is not None:
-        _installed[0].write()  # this process sees its own at once
     wide = os.geteuid() == 0 if everybody is None else everybody
     found: dict[str, Note] = {}
     for directory in presence_file.candidate_directories(everybody=wide):
