@@ -52,11 +52,11 @@ SETTLE = 0.03
 # names begin inside the guest, and the functions with which init and worker begin after their fork.
 BOOTSTRAP = "BOOTSTRAP"
 GUEST_FILES = "<belljar>/_belljar/"
-BIRTHS = {"_become_init": 2, "_become_worker": 3}  # their places in PROCESSES
+BIRTHS = {"_become_init": 1, "_become_worker": 2}  # their places in PROCESSES
 
 HOST_FILES = str(Path(belljar.__file__).parent) + "/"
-PROCESSES = ("host", "zygote", "init", "worker")
-SHOWN = ("host", "init", "worker")
+# The zygote has no area, and is not recorded: two processes would write to it at once.
+PROCESSES = ("host", "init", "worker")
 SWITCH, AREA = 8, 1 << 20  # bytes of the record: the switch, then the calls of each process
 GUEST_FD = 100
 
@@ -85,7 +85,7 @@ class Tracer:
             ours = frame.f_code.co_filename.startswith(self.prefix)
             if ours:
                 self.place = self.births.get(frame.f_code.co_name, self.place)
-            if self.page[0] and ours and self.is_entry(frame):
+            if self.page[0] and ours and self.place is not None and self.is_entry(frame):
                 self.write(frame, *self.areas[self.place])
 
     def is_entry(self, frame):
@@ -118,7 +118,7 @@ import mmap, os, sys
 try:
     os.dup2(os.open({{path!r}}, os.O_RDWR), {GUEST_FD})
 except FileNotFoundError:
-    Tracer(mmap.mmap({GUEST_FD}, 0), {GUEST_FILES!r}, 1, {{areas}}, {{births}})
+    Tracer(mmap.mmap({GUEST_FD}, 0), {GUEST_FILES!r}, None, {{areas}}, {{births}})
     os.close({GUEST_FD})
 """
 
@@ -181,7 +181,7 @@ class Walk:
         self.files = list(dict.fromkeys(call.file for call in calls))  # by first use
         texts = [Path(HOST_FILES, file).read_bytes() for file in self.files]
         self.lines = sum(text.count(b"\n") for text in texts)
-        paths = [[call.file for call in calls if call.process == process] for process in SHOWN]
+        paths = [[call.file for call in calls if call.process == process] for process in PROCESSES]
         self.turns = sum(one != other for path in paths for one, other in pairwise(path))
 
     def broken_limits(self) -> list[str]:
@@ -215,10 +215,10 @@ def start(after: ExitStack) -> bool:
 # to do when it has been recorded. True if the result is right.
 Operation = Callable[[Sandbox, ExitStack], bool]
 OPERATIONS: dict[str, tuple[str, tuple[str, ...], Operation]] = {
-    "run_code": ('run_code("1+1")', SHOWN, lambda live, _: live.run_code("1+1").value == 2),
+    "run_code": ('run_code("1+1")', PROCESSES, lambda live, _: live.run_code("1+1").value == 2),
     "start": ("Sandbox() and start", ("host", "init"), lambda _, after: start(after)),
-    "write": ("files.write", SHOWN, lambda live, _: live.files.write("a", "text").size == 4),
-    "call": ("one host function", SHOWN, lambda live, _: live.run_code("add(1, 2)").value == 3),
+    "write": ("files.write", PROCESSES, lambda live, _: live.files.write("a", "text").size == 4),
+    "call": ("one host function", PROCESSES, lambda live, _: live.run_code("add(1, 2)").value == 3),
 }
 
 
@@ -259,20 +259,20 @@ def table(title: str, *headings: str) -> Table:
 
 
 def table_of_walks(walks: list[Walk]) -> Table:
-    made = table("walk", "calls", *SHOWN, "files", "lines to open", "turns")
+    made = table("walk", "calls", *PROCESSES, "files", "lines to open", "turns")
     for walk in walks:
         shares = Counter(call.process for call in walk.calls)
-        numbers = [len(walk.calls), *(shares[process] for process in SHOWN)]
+        numbers = [len(walk.calls), *(shares[process] for process in PROCESSES)]
         numbers += [len(walk.files), walk.lines, walk.turns]
         made.add_row(OPERATIONS[walk.name][0], *(f"{number:,}" for number in numbers))
     return made
 
 
 def table_of_files(walk: Walk) -> Table:
-    made = table(OPERATIONS[walk.name][0], *SHOWN)
+    made = table(OPERATIONS[walk.name][0], *PROCESSES)
     shares = Counter((call.file, call.process) for call in walk.calls)
     for file in walk.files:
-        made.add_row(file, *(str(shares[file, process] or "") for process in SHOWN))
+        made.add_row(file, *(str(shares[file, process] or "") for process in PROCESSES))
     return made
 
 
