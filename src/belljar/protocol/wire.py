@@ -31,6 +31,7 @@ MAX_PAYLOAD = 16 * 1024 * 1024
 CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
 INLINE = 256 * 1024  # a larger value is not its frame's payload
 VALUE_KEY = 0  # key of the parts of a cell's value; calls of host functions begin at 1
+WINDOW = 1024 * 1024  # bytes of a stream that may be under way, before the reader takes them
 MAX_CALLS = 64  # calls of host functions under way at once
 STDIN = "sys.stdin"  # called like a host function; their names have no dots
 
@@ -48,6 +49,11 @@ KEEP = 10  # park a copy of the interpreter and of the workspace, as a checkpoin
 RETURN = 11  # go back to a checkpoint
 RELEASE = 12  # release a checkpoint or a branch
 SWITCH = 13  # make another branch active
+OPEN = 14  # a stream, to a process or a port; payload: which, as JSON; answered with REPLY
+BYTES = 15  # of a stream; this and the next two in both directions
+CREDIT = 16  # so many more bytes may be sent
+END = 17  # of a stream: the guest says how; the host detaches, or ends the input
+PROCESS = 18  # signal or resize one, or list them
 
 # guest -> host
 HELLO = 32  # every layer is on, or the step that failed
@@ -74,10 +80,16 @@ READY = 72  # the first frame of that child; the kernel adds its pid
 WAKE = 73  # run cells from now on
 
 FROM_GUEST = frozenset(
-    (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES)
+    (
+        *(HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES),
+        *(BYTES, CREDIT, END),
+    )
 )
 FROM_HOST = frozenset(
-    (RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE, SWITCH)
+    (
+        *(RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE),
+        *(SWITCH, OPEN, BYTES, CREDIT, END, PROCESS),
+    )
 )
 FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED, CALL, PART, FORKED, READY))
 FROM_INIT = frozenset((CELL, SYNC, ANSWER, PART, FUNCTIONS, FORK, WAKE))
