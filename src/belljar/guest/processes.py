@@ -1,8 +1,8 @@
 """Processes: programs that init starts for the host and that go on beside its other requests.
 
 The host reads a process by one stream or several. Init reads its pipes only while some stream has
-credit, so a process whose reader stops is stopped by its full pipe, and no limit ends it. A process
-without any reader goes on, and the last of its output is kept for one that comes later.
+credit: a process whose readers have all stopped is held up by its full pipe, and no limit ends it.
+Without any reader it goes on, and the last of its output is kept for one that comes later.
 """
 
 import errno
@@ -16,101 +16,97 @@ import tempfile
 import termios
 import time
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from ..protocol import wire
 from . import commands, poller
 
-KEPT = 1024 * 1024  # bytes of output, for readers that come later or are slow
+KEPT = 1024 * 1024  # bytes of output, for readers that are slow or come later
 KEPT_ENDED = 64 * 1024  # of a process that has ended
-MAX_ENDED = 64  # processes that have ended, and are remembered
+MAX_ENDED = 64  # processes that have ended and are remembered
 MAX_STREAMS = 1024
 READ_SIZE = 256 * 1024
 SMALL = 4096  # bytes; a chunk that is shorter grows
-LONG_ARGUMENT = 100 * 1024  # bytes; Linux takes 128 KiB
-# Before the words of commands.LIMITED: the terminal that is opened first becomes the controlling one.
-ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
-
-
-class Log:
-    """The last output of a process, in chunks, and where each reader is."""
-
-    def __init__(self) -> None:
-        self.chunks: Deque[Any] = deque()  # [name, bytes or bytearray]
-        self.first = 0  # the number of the first one
-        self.size = 0
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.chunks)
-
-    def add(self, name: str, data: bytes) -> None:
-        self.size += len(data)
-        if self.chunks:
-            last = self.chunks[-1]
-            if last[0] == name and len(last[1]) < SMALL:
-                last[1] += data
-                return
-        self.chunks.append([name, bytearray(data) if len(data) < SMALL else data])
-
-    def trim(self, most: int) -> None:
-        while self.size > most and len(self.chunks) > 1:
-            self.size -= len(self.chunks.popleft()[1])
-            self.first += 1
+LONG_COMMAND = 100 * 1024  # bytes; Linux takes 128 KiB for one argument
+# The first terminal that the leader of a session opens becomes its controlling terminal.
+_ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
 
 
 class Reader:
     """A stream of the host that reads a process, and may write to it."""
 
-    def __init__(self, request: int, number: int, credit: int) -> None:
-        self.request = request
-        self.number, self.offset = number, 0  # the chunk that is next, and what was sent of it
-        self.credit = credit
-        self.skipped = 0  # bytes that it was too slow for
-        self.taken = 0  # bytes of its input that were written, and not yet reported
+    def __init__(self, request: int, credit: int) -> None:
+        self.request, self.credit = request, credit
+        self.number = self.offset = 0  # the chunk that is next, and how much of it was sent
+        self.skipped = 0  # bytes that were dropped because it was too slow
+        self.taken = 0  # bytes of its input that were written and not reported yet
 
 
 class Process:
-    def __init__(self, init: Any, child: "subprocess.Popen[bytes]", asked: Dict[str, Any]) -> None:
+    def __init__(
+        self, init: Any, child: "subprocess.Popen[bytes]", asked: Dict[str, Any]
+    ) -> None:
         self._init, self._child, self._asked = init, child, asked
         self.pid = child.pid
-        self.started = time.time()
-        self.exit: Optional[Dict[str, Any]] = None  # how it ended
-        self.timed_out = False
-        self.log = Log()
+        self._started = time.time()
+        self._status: Optional[Dict[str, Any]] = None  # how it ended
+        self._timed_out = False
+        self._chunks: Deque[List[Any]] = deque()  # the last output: [name, bytes or bytearray]
+        self._first = 0  # the number of the first chunk
+        self._size = 0  # bytes in all chunks
         self.readers: Dict[int, Reader] = {}
-        self.outputs: Dict[int, str] = {}  # descriptor -> name; those that are open
-        self.left: Dict[int, int] = {}  # bytes that were in them when the process ended
-        self.input = -1
-        self.terminal = -1  # our end of a terminal, which is its input and output
-        self.slave = -1  # held open while it runs: otherwise ours would report a hang-up
-        self._watched = False
-        self._paused = False
-        self._unwritten: Deque[Any] = deque()  # (reader, what it has sent)
+        self._outputs: Dict[int, str] = {}  # descriptor -> name, of those that are open
+        self._left: Dict[int, int] = {}  # bytes that were in them when the process ended
+        self._input = -1
+        self._terminal = -1  # our end of it: input and output
+        self._slave = -1  # held open while the process runs: else ours reports a hang-up
+        self._watched = self._paused = self._writing = False
+        self._unwritten: Deque[Tuple[Reader, memoryview]] = deque()
         self._input_ends = False
+
+    def describe(self) -> Dict[str, Any]:
+        asked = self._asked
+        return {
+            "pid": self.pid,
+            "name": asked.get("name"),
+            "cmd": asked["cmd"],
+            "cwd": asked["cwd"],
+            "pty": bool(asked.get("pty")),
+            "started": self._started,
+            "status": self._status,
+        }
 
     # -- output -----------------------------------------------------------------------------
 
+    def watch(self, outputs: Dict[int, str]) -> None:
+        self._outputs = outputs
+        for fd in outputs:
+            os.set_blocking(fd, False)
+        self._update()
+
     def attach(self, reader: Reader) -> None:
+        reader.number = self._first
         self.readers[reader.request] = reader
-        self.serve(reader)
-        self.update()
+        self._serve(reader)
+        self._update()
 
     def detach(self, reader: Reader) -> None:
-        self.readers.pop(reader.request, None)
-        self._init.streams.pop(reader.request, None)
-        self.update()
+        del self.readers[reader.request], self._init.streams[reader.request]
+        self._trim()
+        self._update()
 
-    def _wanted(self) -> bool:
-        """Whether there is anybody to read for. The fastest reader decides."""
-        return not self.readers or any(each.credit > 0 for each in self.readers.values())
+    def grant(self, reader: Reader, credit: int) -> None:
+        reader.credit += credit
+        self._serve(reader)
+        self._update()
 
-    def update(self) -> None:
-        """Poll the pipes, or do not."""
-        wanted = bool(self.outputs) and not self._paused and self._wanted()
+    def _update(self) -> None:
+        """Poll the outputs while there is somebody to read for: the fastest reader decides."""
+        wanted = not self.readers or any(each.credit > 0 for each in self.readers.values())
+        wanted = wanted and bool(self._outputs) and not self._paused
         if wanted != self._watched:
             self._watched = wanted
-            for fd in self.outputs:
+            for fd in self._outputs:
                 if wanted:
                     self._init.selector.register(fd, poller.READ, self._on_output)
                 else:
@@ -118,53 +114,134 @@ class Process:
 
     def resume(self) -> None:
         self._paused = False
-        self.update()
+        self._update()
 
     def _on_output(self, fd: int, events: int) -> None:
-        if not self._watched or fd not in self.outputs:
-            return
-        self.read(fd)
+        if not self._watched or fd not in self._outputs:
+            return  # the handler of the other pipe has just stopped the polling
+        self._read(fd)
         if self._init.congested and not self._paused:
             self._paused = True
             self._init.pause(self)
-        self.update()
+        self._update()
 
-    def read(self, fd: int) -> bool:
-        """Take one piece. False: there is nothing more, for now or for ever."""
+    def _read(self, fd: int) -> bool:
+        """Take one piece. False: there is no more, for now or for ever."""
         try:
-            data = os.read(fd, min(READ_SIZE, self.left.get(fd, READ_SIZE)))
+            data = os.read(fd, min(READ_SIZE, self._left.get(fd, READ_SIZE)))
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno != errno.EIO:  # of a terminal: nobody has it open any more
+            if error.errno != errno.EIO:  # of a terminal that no process has open
                 raise
             data = b""
-        if not data:
+        if data:
+            self._keep(self._outputs[fd], data)
+            for reader in list(self.readers.values()):
+                self._serve(reader)
+            self._trim()
+            if fd in self._left:
+                self._left[fd] -= len(data)
+        if not data or self._left.get(fd, 1) <= 0:
             self._close_output(fd)
             return False
-        self.log.add(self.outputs[fd], data)
-        if fd in self.left:
-            self.left[fd] -= len(data)
-            if self.left[fd] <= 0:
-                self._close_output(fd)
-        for reader in list(self.readers.values()):
-            self.serve(reader)
-        self._trim()
-        return fd in self.outputs
+        return True
+
+    def _keep(self, name: str, data: bytes) -> None:
+        self._size += len(data)
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and last[0] == name and len(last[1]) < SMALL:
+            last[1] = bytearray(last[1]) + data
+        else:
+            self._chunks.append([name, data])
 
     def _trim(self) -> None:
-        self.log.trim(KEPT if self.exit is None or self.readers else KEPT_ENDED)
-        for reader in self.readers.values():
-            if reader.number < self.log.first:
-                pass
+        most = KEPT if self._status is None or self.readers else KEPT_ENDED
+        while self._size > most and len(self._chunks) > 1:
+            size = len(self._chunks.popleft()[1])
+            for reader in self.readers.values():
+                if reader.number == self._first:
+                    reader.skipped += size - reader.offset
+                    reader.number, reader.offset = self._first + 1, 0
+            self._first += 1
+            self._size -= size
+
+    def _serve(self, reader: Reader) -> None:
+        """Send what there is for a reader, as far as its credit goes."""
+        while reader.credit > 0 and reader.number < self._first + len(self._chunks):
+            at = reader.number - self._first
+            name, chunk = self._chunks[at] if at else self._chunks[0]
+            data = chunk
+            if reader.offset or len(chunk) > reader.credit:
+                data = memoryview(chunk)[reader.offset : reader.offset + reader.credit]
+            if not data:
+                break  # all of a chunk that may still grow
+            header: Dict[str, Any] = {} if name == "stdout" else {"name": name}
+            if reader.skipped:
+                header["skipped"], reader.skipped = reader.skipped, 0
+            self._init.send(wire.BYTES, reader.request, header, bytes(data))
+            reader.credit -= len(data)
+            reader.offset += len(data)
+            if reader.offset == len(chunk) and (
+                len(chunk) >= SMALL or at + 1 < len(self._chunks)
+            ):
+                reader.number, reader.offset = reader.number + 1, 0
+        if self._status is not None and not self._outputs and self._is_at_end(reader):
+            self._init.send(wire.END, reader.request, self._status)
+            self.detach(reader)
+
+    def _is_at_end(self, reader: Reader) -> bool:
+        ahead = self._first + len(self._chunks) - reader.number
+        return ahead <= 0 or (ahead == 1 and reader.offset == len(self._chunks[-1][1]))
 
     def _close_output(self, fd: int) -> None:
         if self._watched:
             self._init.selector.unregister(fd)
-        del self.outputs[fd]
-        self.left.pop(fd, None)
-        if fd != self.terminal:
+        del self._outputs[fd]
+        if fd != self._terminal:
             os.close(fd)
-        if not self.outputs:
+        if not self._outputs:
             self._watched = False
-            self._end_streams()
+            if self._status is not None:
+                self._end()
+
+    # -- input ------------------------------------------------------------------------------
+
+    def write(self, reader: Reader, data: bytes) -> None:
+        self._unwritten.append((reader, memoryview(data)))
+        self._on_input(self._input, poller.WRITE)
+
+    def end_input(self) -> None:
+        """Of a terminal: as a person ends it, by Ctrl-D."""
+        self._input_ends = True
+        self._on_input(self._input, poller.WRITE)
+
+    def _on_input(self, fd: int, events: int) -> None:
+        while self._unwritten:
+            reader, data = self._unwritten[0]
+            if self._input >= 0:
+                try:
+                    count = os.write(self._input, data)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    count = len(data)  # it has closed its input
+            else:
+                count = len(data)
+            reader.taken += count
+            if count < len(data):
+                self._unwritten[0] = reader, data[count:]
+            else:
+                self._unwritten.popleft()
+            if reader.taken >= wire.WINDOW // 4 or not self._unwritten:
+                self._init.send(wire.CREDIT, reader.request, {"size": reader.taken})
+                reader.taken = 0
+        if self._input_ends and not self._unwritten:
+            self._close_input()
+        waits = bool(self._unwritten) and self._input >= 0
+        if waits != self._writing:
+            self._writing = waits
+            if waits:
+                self._init.selector.register(self._input, poller.WRITE, self._on_input)
+            else:
+                self._init.selector.unregister(self._input)
