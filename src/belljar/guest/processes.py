@@ -35,11 +35,24 @@ _ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
 class Reader:
     """A stream of the host that reads a process, and may write to it."""
 
-    def __init__(self, request: int, credit: int) -> None:
+    def __init__(self, process: "Process", request: int, credit: int) -> None:
+        self._process = process
         self.request, self.credit = request, credit
         self.number = self.offset = 0  # the chunk that is next, and how much of it was sent
         self.skipped = 0  # bytes that were dropped because it was too slow
         self.taken = 0  # bytes of its input that were written and not reported yet
+
+    def on_bytes(self, data: bytes) -> None:
+        self._process.write(self, data)
+
+    def on_credit(self, size: int) -> None:
+        self._process.grant(self, size)
+
+    def on_end(self, header: Dict[str, Any]) -> None:
+        if header.get("input"):
+            self._process.end_input()
+        else:
+            self._process.detach(self)
 
 
 class Process:
@@ -245,3 +258,142 @@ class Process:
                 self._init.selector.register(self._input, poller.WRITE, self._on_input)
             else:
                 self._init.selector.unregister(self._input)
+
+    def _close_input(self) -> None:
+        if self._input < 0:
+            return
+        if self._terminal >= 0 and self._status is None:
+            self._input_ends = False
+            try:
+                os.write(self._input, b"\x04")
+            except OSError:
+                return  # full: the program does not read
+            return
+        if self._writing:
+            self._init.selector.unregister(self._input)
+            self._writing = False
+        os.close(self._input)
+        self._input = -1
+
+    def use_input(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._input = fd
+
+    def use_terminal(self, ours: int, slave: int) -> None:
+        self._terminal, self._slave = ours, slave
+        self.use_input(os.dup(ours))
+        self.watch({ours: "stdout"})
+
+    # -- its life ---------------------------------------------------------------------------
+
+    def signal(self, number: int) -> None:
+        """The process and its group. It is not reaped yet, so the number is not another's."""
+        if self._status is None:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                return  # it has just ended
+
+    def kill(self) -> None:
+        if self._status is None:
+            commands.kill_tree(self.pid)
+
+    def time_out(self) -> None:
+        if self._status is None:
+            self._timed_out = True
+            self.kill()
+
+    def resize(self, columns: int, rows: int) -> None:
+        if self._terminal >= 0:
+            set_size(self._terminal, columns, rows)
+
+    def on_exit(self, status: int) -> None:
+        """Called when init has reaped it. What it has written is read; what its background children
+        write from now on is dropped."""
+        self._child.returncode = status  # reaped by init: Popen must not wait again
+        self._status = {**commands.describe_exit(status), "timed_out": self._timed_out}
+        self._close_input()
+        if self._slave >= 0:
+            os.close(self._slave)
+            self._slave = -1
+        for fd in list(self._outputs):
+            self._left[fd] = unread(fd)
+            if not self._left[fd]:
+                self._close_output(fd)
+        if not self._outputs:
+            self._end()
+        elif not self.readers:
+            for fd in list(self._outputs):
+                while self._read(fd):
+                    continue
+
+    def _end(self) -> None:
+        for reader in list(self.readers.values()):
+            self._serve(reader)
+        self._trim()
+        if self._terminal >= 0:
+            os.close(self._terminal)  # hangs up on what still has it
+            self._terminal = -1
+
+
+def unread(fd: int) -> int:
+    """Bytes that a pipe or a terminal holds."""
+    found = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
+    return int(struct.unpack("i", found)[0])
+
+
+def set_size(terminal: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def open_stream(init: Any, frame: wire.Frame) -> None:
+    """Start a process or find one, and give the host a stream to it."""
+    asked = json.loads(frame.payload)
+    try:
+        if len(init.streams) >= MAX_STREAMS:
+            raise OSError(errno.EMFILE, f"{MAX_STREAMS} streams are open")
+        if "pid" in asked:
+            process = init.processes.get(asked["pid"])
+            if process is None:
+                raise ProcessLookupError(errno.ESRCH, f"no process {asked['pid']}")
+        else:
+            process = start(init, asked)
+    except (OSError, ValueError) as error:
+        init.send(wire.REPLY, frame.request, {"error": str(error), "errno": error.errno})
+        return
+    init.send(wire.REPLY, frame.request, process.describe())
+    reader = Reader(process, frame.request, int(frame.header["credit"]))
+    init.streams[frame.request] = reader
+    process.attach(reader)
+
+
+def serve(init: Any, frame: wire.Frame) -> None:
+    """A request about processes."""
+    header = frame.header
+    if header["op"] == "list":
+        found = [each.describe() for each in init.processes.values()]
+        init.send(wire.REPLY, frame.request, {}, json.dumps(found).encode())  # as DATA
+        return
+    process = init.processes.get(header["pid"])
+    if process is None or process.ended:
+        init.send(wire.REPLY, frame.request, {"error": "gone"})
+        return
+    if header["op"] == "signal":
+        process.signal(header["signal"])
+    elif header["op"] == "kill":
+        process.kill()
+    else:
+        process.resize(*header["size"])
+    init.send(wire.REPLY, frame.request, {})
+
+
+def start(init: Any, asked: Dict[str, Any]) -> Process:
+    words = list(asked["argv"])
+    size, stdin = asked.get("pty"), asked.get("stdin")
+    environment = {**os.environ, **(asked.get("env") or {})}
+    ours: List[int] = []  # descriptors that are closed if it cannot be started
+    with commands.long_script(words) as passed:
+        ...
