@@ -140,8 +140,9 @@ class Branches:
             branch.released = True
             commands.signal_processes(branch.stopped, signal.SIGKILL)
             if branch is self.active:
-                for command in list(self._init.commands.values()):
-                    command.kill()
+                for process in list(self._init.processes.values()):
+                    if process.branch is branch:
+                        process.kill()
                 branch.worker.signal(signal.SIGKILL)
             else:
                 self._release(branch.worker, branch.files)

@@ -1,128 +1,14 @@
-"""Commands: programs that init starts for the host, beside the worker. Also the process table."""
+"""The process table of the guest: what runs, and how init ends it."""
 
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from typing import Any, Callable, Dict, Iterable, List, Set, Union
 
-from ..protocol import wire
-from . import poller
-from .poller import OutputReader
-
-NOT_FOUND = 127
 DEATH_CHECKS = 200  # a millisecond apart
-CANNOT_RUN = 126
 STOP_TIMEOUT = 0.5  # seconds for processes to stop
 KILL_TIMEOUT = 0.03  # before a kill: a parent in vfork() stops only when its child goes on
-
-# Init's limits of open files and memory are higher than the code's. A shell lowers them before it
-# becomes the command, so init need not fork a copy of itself for that. It also sets the score by
-# which the kernel, when memory runs out, kills the command before init and before the interpreter:
-# a child that is forked before a later write would not inherit it.
-_LIMITED = (
-    "/bin/sh",
-    "-c",
-    "{ echo 1000 >/proc/$$/oom_score_adj; } 2>/dev/null; "
-    'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"',
-)
-
-
-def start_command(init: Any, frame: wire.Frame) -> None:
-    header = frame.header
-    environment = {**os.environ, **(header.get("env") or {})}
-    limit = init.setup.get("data")
-    data = "unlimited" if limit is None else str(limit // 1024)
-    try:
-        process = subprocess.Popen(
-            [*_LIMITED, str(init.setup["open_files"]), data, *header["argv"]],
-            stdin=subprocess.PIPE if frame.payload else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=header["cwd"],
-            env=environment,
-            start_new_session=True,
-            bufsize=0,
-        )
-    except (OSError, ValueError) as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
-        init.send(wire.STREAM, frame.request, {"name": "stderr"}, f"{error}\n".encode())
-        init.send(wire.DONE, frame.request, {"exit_code": code, "signal": None})
-        return
-    init.commands[frame.request] = Command(init, frame, process)
-
-
-class Command:
-    def __init__(self, init: Any, frame: wire.Frame, process: "subprocess.Popen[bytes]") -> None:
-        self._init = init
-        self._request = frame.request
-        self._process = process
-        self._room = int(frame.header["output"])
-        self.pid = process.pid
-        pipes = {}
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            assert pipe is not None
-            # A copy for the reader, which closes it: the Popen object closes its descriptor, too.
-            pipes[os.dup(pipe.fileno())] = name
-            pipe.close()
-        self._output = OutputReader(init, pipes, self._on_output)
-        self._input = memoryview(frame.payload)
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            init.selector.register(process.stdin, poller.WRITE, self._on_input)
-
-    def _on_input(self, pipe: Any, events: int) -> None:
-        if pipe.closed:
-            return  # the command ended since the poll
-        try:
-            self._input = self._input[os.write(pipe.fileno(), self._input[: wire.CHUNK]) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._input = memoryview(b"")  # the command has closed its input
-        if not self._input:
-            self._close_input()
-
-    def _close_input(self) -> None:
-        pipe = self._process.stdin
-        if pipe is not None and not pipe.closed:
-            self._init.selector.unregister(pipe)
-            pipe.close()
-
-    def _on_output(self, reader: OutputReader, name: str, data: bytes) -> None:
-        if self._room < 0:
-            return
-        kept = data[: self._room]
-        if kept:
-            self._init.send(wire.STREAM, self._request, {"name": name}, kept)
-        self._room -= len(data)
-        if self._room < 0:
-            self._init.send(wire.OVERFLOW, self._request)
-
-    def signal(self, number: int) -> None:
-        """Signal the process group; the leader is not reaped yet, so its pid is not used again."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended; its status is on the way
-            os.killpg(self.pid, number)
-
-    def kill(self) -> None:
-        """Kill it with its descendants in other sessions. A daemon (a process whose parent has
-        ended) cannot be told from other orphans, and lives on."""
-        found = _descendants(self.pid)  # before they are orphans
-        # The shell first, with the child that it waits for: a shell that sees its child die runs
-        # its next command.
-        self.signal(signal.SIGKILL)
-        for pid in found:
-            _send_signal(pid, signal.SIGKILL)
-
-    def on_exit(self, status: int) -> None:
-        """Called when init has reaped it. Later output of background children is dropped."""
-        self._process.returncode = status  # reaped by init: Popen must not wait again
-        self._close_input()
-        self._output.read()
-        self._output.close()
-        del self._init.commands[self._request]
-        self._init.send(wire.DONE, self._request, describe_exit(status))
 
 
 def describe_exit(status: int) -> Dict[str, Any]:
@@ -133,7 +19,7 @@ def describe_exit(status: int) -> Dict[str, Any]:
 
 def kill_leftovers(init: Any) -> None:
     """Kill all processes that the worker started. One kill(-1) is enough if there are no others."""
-    if init.commands or init.branches.protected():
+    if init.sessions() or init.branches.protected():
         _kill_wanted(init, lambda pid: True)
     else:
         _signal_all(signal.SIGKILL)
@@ -164,7 +50,7 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
     """First one call stops all processes, so that none can escape by forking."""
     _signal_all(signal.SIGSTOP)
     wait_until_stopped(set(), KILL_TIMEOUT)
-    sessions = {command.pid for command in init.commands.values()}
+    sessions = init.sessions()
     others, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
     while True:  # a process that was being forked at the stop appears a moment later
@@ -173,11 +59,11 @@ def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
         if not victims:
             break
         for pid in victims:
-            _send_signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         killed.update(victims)
     for pid in list_processes():
         if pid not in killed and pid not in asleep:
-            _send_signal(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
     # They are dying. Wait until they are gone, but not for long: init serves nothing meanwhile.
     for _ in range(DEATH_CHECKS):
         if not any(is_alive(pid) for pid in killed):
@@ -205,13 +91,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def _send_signal(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     # It has ended, or is a worker that is being confined.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-def _descendants(pid: int) -> List[int]:
+def descendants(pid: int) -> List[int]:
     children: Dict[int, List[int]] = {}
     for other in list_processes():
         children.setdefault(read_parent(other), []).append(other)
@@ -265,7 +151,7 @@ def signal_processes(start_times: Dict[int, int], number: int) -> None:
     for pid, start_time in start_times.items():
         if start_time < 0 or read_start_time(pid) != start_time:
             continue  # it has ended, and another process may have its number now
-        _send_signal(pid, number)
+        send_signal(pid, number)
 
 
 def read_start_times(pids: "Iterable[int]") -> Dict[int, int]:

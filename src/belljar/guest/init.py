@@ -24,9 +24,10 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
-from . import commands, file_requests, poller
+from . import commands, file_requests, poller, processes
 from .branches import Branches
 from .poller import OutputReader
+from .sources import Source
 from .worker_process import WorkerProcess
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
@@ -96,12 +97,17 @@ class Init:
         self._background = bytearray()
         self.branches = Branches(self, setup)
         self._restarts: List[int] = []  # requests that wait for a new interpreter
-        self.commands: Dict[int, commands.Command] = {}
+        self.processes: Dict[int, processes.Process] = {}  # by pid; also some that have ended
+        self.streams: Dict[int, Source] = {}  # by request
         self._handlers: Dict[int, Callable[[wire.Frame], None]] = {
             wire.INTERRUPT: self._serve_interrupt,
             wire.KILL: self._serve_kill,
             wire.RESTART: self._serve_restart,
-            wire.EXEC: lambda frame: commands.start_command(self, frame),
+            wire.OPEN: lambda frame: processes.open_stream(self, frame),
+            wire.PROCESS: lambda frame: processes.serve(self, frame),
+            wire.STREAM: self._serve_input,
+            wire.CREDIT: self._serve_credit,
+            wire.END: self._serve_end,
             wire.FILE: lambda frame: file_requests.serve(self, frame),
             wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
             wire.PART: self._serve_part,
@@ -365,20 +371,41 @@ class Init:
         return pipes
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
-        command = self.commands.get(frame.request)
-        if command is not None:
-            command.signal(signal.SIGINT)
+        source = self.streams.get(frame.request)
+        if source is not None:
+            source.signal(signal.SIGINT)
         elif self._cell is not None and self._cell.request == frame.request:
             self._cell.ending = self._cell.ending or bool(frame.header.get("end"))
             if not self._cell.done:  # else it would reach the next cell
                 self._worker.signal(signal.SIGINT)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
-        command = self.commands.get(frame.request)
-        if command is not None:
-            command.kill()
+        source = self.streams.get(frame.request)
+        if source is not None:
+            source.kill()
         elif self._cell is not None and self._cell.request == frame.request:
             self._worker.signal(signal.SIGKILL)
+
+    # A stream may have ended before init has the host's last frames of it.
+
+    def _serve_input(self, frame: wire.Frame) -> None:
+        if frame.request in self.streams:
+            self.streams[frame.request].write(frame.request, frame.payload)
+
+    def _serve_credit(self, frame: wire.Frame) -> None:
+        if frame.request in self.streams:
+            self.streams[frame.request].grant(frame.request, int(frame.header["size"]))
+
+    def _serve_end(self, frame: wire.Frame) -> None:
+        source = self.streams.get(frame.request)
+        if source is not None and frame.header.get("input"):
+            source.end_input()
+        elif source is not None:
+            source.detach(frame.request)
+
+    def sessions(self) -> "Set[int]":
+        """Of processes: they survive the worker. Each is the leader of its session."""
+        return {pid for pid, process in self.processes.items() if process.alive}
 
     def _serve_restart(self, frame: wire.Frame) -> None:
         self._restarts.append(frame.request)
@@ -564,9 +591,9 @@ class Init:
         if parked is not None:
             parked.close()
             branches.on_lost(parked)
-        for command in list(self.commands.values()):
-            if command.pid == pid:
-                command.on_exit(status)
+        process = self.processes.get(pid)
+        if process is not None and process.alive:
+            process.on_exit(status)
 
     def _on_worker_gone(self, status: int) -> None:
         """`status` is from the kernel. Kill the processes that the worker left."""

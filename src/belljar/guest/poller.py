@@ -5,8 +5,10 @@ cell. It does not use epoll, because the kernel counts epoll watches per user, a
 user could use them all up.
 """
 
+import errno
 import os
 import select
+import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 READ = select.POLLIN
@@ -22,6 +24,8 @@ class Poller:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: Dict[int, Tuple[Any, Handler]] = {}
+        self._timers: Dict[int, Tuple[float, Callable[[], None]]] = {}
+        self._last = 0  # the number of a timer
 
     def register(self, source: Any, events: int, handler: Handler) -> None:
         fd = source if isinstance(source, int) else source.fileno()
@@ -40,8 +44,26 @@ class Poller:
         del self._handlers[fd]
         self._poll.unregister(fd)
 
+    def call_later(self, seconds: float, function: "Callable[[], None]") -> int:
+        """Give the number by which it can be cancelled."""
+        self._last += 1
+        self._timers[self._last] = time.monotonic() + seconds, function
+        return self._last
+
+    def cancel(self, timer: int) -> None:
+        self._timers.pop(timer, None)
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        for number, (when, function) in list(self._timers.items()):
+            if when <= now and self._timers.pop(number, None) is not None:
+                function()
+
     def wait(self, seconds: Optional[float] = None) -> bool:
         """Call the handlers of descriptors that are ready. False if the time ran out first."""
+        if self._timers:
+            first = max(min(when for when, _ in self._timers.values()) - time.monotonic(), 0)
+            seconds = first if seconds is None else min(first, seconds)
         milliseconds = None if seconds is None else seconds * 1000
         ready: List[Tuple[Any, Handler, int]] = []
         for fd, found in self._poll.poll(milliseconds):
@@ -51,6 +73,8 @@ class Poller:
             ready.append((source, handler, events))
         for source, handler, events in ready:
             handler(source, events)
+        if self._timers:
+            self._run_timers()
         return bool(ready)
 
 
@@ -72,14 +96,16 @@ class OutputReader:
         self.pipes = pipes  # those that are open
         self._on_data = on_data
         self.size = 0  # bytes so far
+        self.on_end: Optional[Callable[[], None]] = None  # called when there is nothing to read
         self._watched = False
+        self._held = False
         self._paused = False  # init holds more than the host takes
         for fd in pipes:
             os.set_blocking(fd, False)
         self.watch()
 
     def watch(self) -> None:
-        if not self._watched and not self._paused:
+        if not self._watched and not self._paused and not self._held:
             self._watched = True
             for fd in self.pipes:
                 self._init.selector.register(fd, READ, self._on_ready)
@@ -90,6 +116,15 @@ class OutputReader:
             self._watched = False
             for fd in self.pipes:
                 self._init.selector.unregister(fd)
+
+    def hold(self, held: bool) -> None:
+        """Do not read before this is called again."""
+        if held != self._held:
+            self._held = held
+            if held:
+                self.unwatch()
+            else:
+                self.watch()
 
     def resume(self) -> None:
         self._paused = False
@@ -116,6 +151,11 @@ class OutputReader:
                     data = os.read(fd, PIPE_SIZE)
                 except BlockingIOError:
                     break
+                except OSError as error:
+                    # Of a terminal that no process has open, or of a connection.
+                    if error.errno not in (errno.EIO, errno.ECONNRESET):
+                        raise
+                    data = b""
                 if not data:
                     if self._watched:
                         self._init.selector.unregister(fd)
@@ -125,6 +165,9 @@ class OutputReader:
                 size += len(data)
                 self.size += len(data)
                 self._on_data(self, self.pipes[fd], data)
+        if not self.pipes and self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end()
         return size
 
     def close(self) -> None:

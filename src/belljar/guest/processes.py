@@ -1,11 +1,6 @@
-"""Processes: programs that init starts for the host and that go on beside its other requests.
+"""Processes: programs that init starts for the host, and that go on beside its other requests."""
 
-The host reads a process by one stream or several. Init reads its pipes only while some stream has
-credit: a process whose readers have all stopped is held up by its full pipe, and no limit ends it.
-Without any reader it goes on, and the last of its output is kept for one that comes later.
-"""
-
-import errno
+import contextlib
 import fcntl
 import json
 import os
@@ -15,359 +10,177 @@ import subprocess
 import tempfile
 import termios
 import time
-from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ..protocol import wire
-from . import commands, poller
+from . import commands
+from .sources import MAX_STREAMS, Port, Reader, Source
 
-KEPT = 1024 * 1024  # bytes of output, for readers that are slow or come later
-KEPT_ENDED = 64 * 1024  # of a process that has ended
 MAX_ENDED = 64  # processes that have ended and are remembered
-MAX_STREAMS = 1024
-READ_SIZE = 256 * 1024
-SMALL = 4096  # bytes; a chunk that is shorter grows
-LONG_COMMAND = 100 * 1024  # bytes; Linux takes 128 KiB for one argument
+LONG_SCRIPT = 100 * 1024  # bytes; Linux takes 128 KiB for one argument
+NOT_FOUND = 127
+CANNOT_RUN = 126
+HANG_UP = 0.1  # seconds that a terminal's last output may take
+
+# Init's limits of open files and memory are higher than the code's. A shell lowers them before it
+# becomes the command, so init need not fork a copy of itself for that. It also sets the score by
+# which the kernel, when memory runs out, kills the command before init and before the interpreter:
+# a child that is forked before a later write would not inherit it.
+_LIMITED = (
+    "/bin/sh",
+    "-c",
+    "{ echo 1000 >/proc/$$/oom_score_adj; } 2>/dev/null; "
+    'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"',
+)
 # The first terminal that the leader of a session opens becomes its controlling terminal.
 _ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
 
 
-class Reader:
-    """A stream of the host that reads a process, and may write to it."""
-
-    def __init__(self, process: "Process", request: int, credit: int) -> None:
-        self._process = process
-        self.request, self.credit = request, credit
-        self.number = self.offset = 0  # the chunk that is next, and how much of it was sent
-        self.skipped = 0  # bytes that were dropped because it was too slow
-        self.taken = 0  # bytes of its input that were written and not reported yet
-
-    def on_bytes(self, data: bytes) -> None:
-        self._process.write(self, data)
-
-    def on_credit(self, size: int) -> None:
-        self._process.grant(self, size)
-
-    def on_end(self, header: Dict[str, Any]) -> None:
-        if header.get("input"):
-            self._process.end_input()
-        else:
-            self._process.detach(self)
-
-
-class Process:
+class Process(Source):
     def __init__(
         self, init: Any, child: "subprocess.Popen[bytes]", asked: Dict[str, Any]
     ) -> None:
-        self._init, self._child, self._asked = init, child, asked
+        super().__init__(init)
+        self._child, self._asked = child, asked
         self.pid = child.pid
-        self._started = time.time()
-        self._status: Optional[Dict[str, Any]] = None  # how it ended
+        self.branch = init.branches.active
+        self.alive = True
+        self._terminal = self._slave = -1
+        self._status: Dict[str, Any] = {}
         self._timed_out = False
-        self._chunks: Deque[List[Any]] = deque()  # the last output: [name, bytes or bytearray]
-        self._first = 0  # the number of the first chunk
-        self._size = 0  # bytes in all chunks
-        self.readers: Dict[int, Reader] = {}
-        self._outputs: Dict[int, str] = {}  # descriptor -> name, of those that are open
-        self._left: Dict[int, int] = {}  # bytes that were in them when the process ended
-        self._input = -1
-        self._terminal = -1  # our end of it: input and output
-        self._slave = -1  # held open while the process runs: else ours reports a hang-up
-        self._watched = self._paused = self._writing = False
-        self._unwritten: Deque[Tuple[Reader, memoryview]] = deque()
-        self._input_ends = False
+        self._timer = None
+        if asked.get("timeout") is not None:
+            self._timer = init.selector.call_later(asked["timeout"], self._time_out)
+        init.processes[self.pid] = self
+        self._began = time.time()
 
     def describe(self) -> Dict[str, Any]:
         asked = self._asked
         return {
             "pid": self.pid,
             "name": asked.get("name"),
-            "cmd": asked["cmd"],
+            "cmd": asked.get("shown"),
             "cwd": asked["cwd"],
             "pty": bool(asked.get("pty")),
-            "started": self._started,
-            "status": self._status,
+            "stdin": self._input >= 0,
+            "began": self._began,
+            "end": self.end,
         }
 
-    # -- output -----------------------------------------------------------------------------
+    def use_terminal(self, terminal: int, slave: int) -> None:
+        """The slave stays open until the process has ended: else the terminal reports a hang-up
+        before the process has opened it."""
+        self._terminal, self._slave = terminal, slave
+        self.use({terminal: "stdout"}, os.dup(terminal))
 
-    def watch(self, outputs: Dict[int, str]) -> None:
-        self._outputs = outputs
-        for fd in outputs:
-            os.set_blocking(fd, False)
-        self._update()
-
-    def attach(self, reader: Reader) -> None:
-        reader.number = self._first
-        self.readers[reader.request] = reader
-        self._serve(reader)
-        self._update()
-
-    def detach(self, reader: Reader) -> None:
-        del self.readers[reader.request], self._init.streams[reader.request]
-        self._trim()
-        self._update()
-
-    def grant(self, reader: Reader, credit: int) -> None:
-        reader.credit += credit
-        self._serve(reader)
-        self._update()
-
-    def _update(self) -> None:
-        """Poll the outputs while there is somebody to read for: the fastest reader decides."""
-        wanted = not self.readers or any(each.credit > 0 for each in self.readers.values())
-        wanted = wanted and bool(self._outputs) and not self._paused
-        if wanted != self._watched:
-            self._watched = wanted
-            for fd in self._outputs:
-                if wanted:
-                    self._init.selector.register(fd, poller.READ, self._on_output)
-                else:
-                    self._init.selector.unregister(fd)
-
-    def resume(self) -> None:
-        self._paused = False
-        self._update()
-
-    def _on_output(self, fd: int, events: int) -> None:
-        if not self._watched or fd not in self._outputs:
-            return  # the handler of the other pipe has just stopped the polling
-        self._read(fd)
-        if self._init.congested and not self._paused:
-            self._paused = True
-            self._init.pause(self)
-        self._update()
-
-    def _read(self, fd: int) -> bool:
-        """Take one piece. False: there is no more, for now or for ever."""
-        try:
-            data = os.read(fd, min(READ_SIZE, self._left.get(fd, READ_SIZE)))
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno != errno.EIO:  # of a terminal that no process has open
-                raise
-            data = b""
-        if data:
-            self._keep(self._outputs[fd], data)
-            for reader in list(self.readers.values()):
-                self._serve(reader)
-            self._trim()
-            if fd in self._left:
-                self._left[fd] -= len(data)
-        if not data or self._left.get(fd, 1) <= 0:
-            self._close_output(fd)
-            return False
-        return True
-
-    def _keep(self, name: str, data: bytes) -> None:
-        self._size += len(data)
-        last = self._chunks[-1] if self._chunks else None
-        if last is not None and last[0] == name and len(last[1]) < SMALL:
-            last[1] = bytearray(last[1]) + data
-        else:
-            self._chunks.append([name, data])
-
-    def _trim(self) -> None:
-        most = KEPT if self._status is None or self.readers else KEPT_ENDED
-        while self._size > most and len(self._chunks) > 1:
-            size = len(self._chunks.popleft()[1])
-            for reader in self.readers.values():
-                if reader.number == self._first:
-                    reader.skipped += size - reader.offset
-                    reader.number, reader.offset = self._first + 1, 0
-            self._first += 1
-            self._size -= size
-
-    def _serve(self, reader: Reader) -> None:
-        """Send what there is for a reader, as far as its credit goes."""
-        while reader.credit > 0 and reader.number < self._first + len(self._chunks):
-            at = reader.number - self._first
-            name, chunk = self._chunks[at] if at else self._chunks[0]
-            data = chunk
-            if reader.offset or len(chunk) > reader.credit:
-                data = memoryview(chunk)[reader.offset : reader.offset + reader.credit]
-            if not data:
-                break  # all of a chunk that may still grow
-            header: Dict[str, Any] = {} if name == "stdout" else {"name": name}
-            if reader.skipped:
-                header["skipped"], reader.skipped = reader.skipped, 0
-            self._init.send(wire.BYTES, reader.request, header, bytes(data))
-            reader.credit -= len(data)
-            reader.offset += len(data)
-            if reader.offset == len(chunk) and (
-                len(chunk) >= SMALL or at + 1 < len(self._chunks)
-            ):
-                reader.number, reader.offset = reader.number + 1, 0
-        if self._status is not None and not self._outputs and self._is_at_end(reader):
-            self._init.send(wire.END, reader.request, self._status)
-            self.detach(reader)
-
-    def _is_at_end(self, reader: Reader) -> bool:
-        ahead = self._first + len(self._chunks) - reader.number
-        return ahead <= 0 or (ahead == 1 and reader.offset == len(self._chunks[-1][1]))
-
-    def _close_output(self, fd: int) -> None:
-        if self._watched:
-            self._init.selector.unregister(fd)
-        del self._outputs[fd]
-        if fd != self._terminal:
-            os.close(fd)
-        if not self._outputs:
-            self._watched = False
-            if self._status is not None:
-                self._end()
-
-    # -- input ------------------------------------------------------------------------------
-
-    def write(self, reader: Reader, data: bytes) -> None:
-        self._unwritten.append((reader, memoryview(data)))
-        self._on_input(self._input, poller.WRITE)
-
-    def end_input(self) -> None:
+    def close_input(self) -> None:
         """Of a terminal: as a person ends it, by Ctrl-D."""
-        self._input_ends = True
-        self._on_input(self._input, poller.WRITE)
-
-    def _on_input(self, fd: int, events: int) -> None:
-        while self._unwritten:
-            reader, data = self._unwritten[0]
-            if self._input >= 0:
-                try:
-                    count = os.write(self._input, data)
-                except BlockingIOError:
-                    break
-                except OSError:
-                    count = len(data)  # it has closed its input
-            else:
-                count = len(data)
-            reader.taken += count
-            if count < len(data):
-                self._unwritten[0] = reader, data[count:]
-            else:
-                self._unwritten.popleft()
-            if reader.taken >= wire.WINDOW // 4 or not self._unwritten:
-                self._init.send(wire.CREDIT, reader.request, {"size": reader.taken})
-                reader.taken = 0
-        if self._input_ends and not self._unwritten:
-            self._close_input()
-        waits = bool(self._unwritten) and self._input >= 0
-        if waits != self._writing:
-            self._writing = waits
-            if waits:
-                self._init.selector.register(self._input, poller.WRITE, self._on_input)
-            else:
-                self._init.selector.unregister(self._input)
-
-    def _close_input(self) -> None:
-        if self._input < 0:
-            return
-        if self._terminal >= 0 and self._status is None:
-            self._input_ends = False
-            try:
-                os.write(self._input, b"\x04")
-            except OSError:
-                return  # full: the program does not read
-            return
-        if self._writing:
-            self._init.selector.unregister(self._input)
-            self._writing = False
-        os.close(self._input)
-        self._input = -1
-
-    def use_input(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._input = fd
-
-    def use_terminal(self, ours: int, slave: int) -> None:
-        self._terminal, self._slave = ours, slave
-        self.use_input(os.dup(ours))
-        self.watch({ours: "stdout"})
-
-    # -- its life ---------------------------------------------------------------------------
+        if self._terminal >= 0 and self.alive:
+            if self._input_ends and self._write(memoryview(b"\x04")):
+                self._input_ends = False
+        else:
+            super().close_input()
 
     def signal(self, number: int) -> None:
         """The process and its group. It is not reaped yet, so the number is not another's."""
-        if self._status is None:
-            try:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self.pid, number)
-            except ProcessLookupError:
-                return  # it has just ended
 
     def kill(self) -> None:
-        if self._status is None:
-            commands.kill_tree(self.pid)
+        """With its descendants in other sessions. A daemon (a process whose parent has ended)
+        cannot be told from other orphans, and lives on."""
+        if self.alive:
+            found = commands.descendants(self.pid)  # before they are orphans
+            # The shell first, with the child that it waits for: a shell that sees its child die
+            # runs its next command.
+            self.signal(signal.SIGKILL)
+            for pid in found:
+                commands.send_signal(pid, signal.SIGKILL)
 
-    def time_out(self) -> None:
-        if self._status is None:
-            self._timed_out = True
-            self.kill()
+    def _time_out(self) -> None:
+        self._timer, self._timed_out = None, True
+        self.kill()
 
     def resize(self, columns: int, rows: int) -> None:
-        if self._terminal >= 0:
+        if self._terminal >= 0 and self.alive:
             set_size(self._terminal, columns, rows)
 
     def on_exit(self, status: int) -> None:
-        """Called when init has reaped it. What it has written is read; what its background children
-        write from now on is dropped."""
+        """Called when init has reaped it. What its background children write later is dropped."""
         self._child.returncode = status  # reaped by init: Popen must not wait again
+        self.alive = False
+        if self._timer is not None:
+            self._init.selector.cancel(self._timer)
         self._status = {**commands.describe_exit(status), "timed_out": self._timed_out}
-        self._close_input()
         if self._slave >= 0:
+            # The kernel passes output of a terminal on a moment later. It ends with a hang-up, if
+            # no other process has the terminal open.
             os.close(self._slave)
             self._slave = -1
-        for fd in list(self._outputs):
-            self._left[fd] = unread(fd)
-            if not self._left[fd]:
-                self._close_output(fd)
-        if not self._outputs:
-            self._end()
-        elif not self.readers:
-            for fd in list(self._outputs):
-                while self._read(fd):
-                    continue
+            self._output.read()
+            if self._output.pipes:
+                self._output.hold(False)
+                self._output.on_end = self._settle
+                self._timer = self._init.selector.call_later(HANG_UP, self._settle)
+                return
+        else:
+            self._output.read(2)
+        self._settle()
 
-    def _end(self) -> None:
-        for reader in list(self.readers.values()):
-            self._serve(reader)
-        self._trim()
-        if self._terminal >= 0:
-            os.close(self._terminal)  # hangs up on what still has it
-            self._terminal = -1
-
-
-def unread(fd: int) -> int:
-    """Bytes that a pipe or a terminal holds."""
-    found = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
-    return int(struct.unpack("i", found)[0])
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._init.selector.cancel(self._timer)
+            self._timer = None
+        if self.end is None:
+            self._output.on_end = None
+            self._output.read(2)
+            self.finish(self._status)
+            forget(self._init, self if self._asked.get("once") else None)
 
 
 def set_size(terminal: int, columns: int, rows: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
+def forget(init: Any, ended: "Optional[Process]") -> None:
+    """A process that has ended, and the oldest of many."""
+    if ended is not None:
+        del init.processes[ended.pid]
+    known = [pid for pid, process in init.processes.items() if process.end is not None]
+    for pid in known[:-MAX_ENDED]:
+        del init.processes[pid]
+
+
 # -- requests -------------------------------------------------------------------------------------
 
 
 def open_stream(init: Any, frame: wire.Frame) -> None:
-    """Start a process or find one, and give the host a stream to it."""
+    """Start a process, find one, or connect to a port; and give the host a stream to it."""
     asked = json.loads(frame.payload)
+
+    source: Source
+
+    def opened(error: Optional[str]) -> None:
+        init.send(wire.REPLY, frame.request, source.describe() if error is None else {"error": error})
+        if error is None:
+            source.attach(Reader(frame.request, int(frame.header["credit"])))
+
     try:
         if len(init.streams) >= MAX_STREAMS:
-            raise OSError(errno.EMFILE, f"{MAX_STREAMS} streams are open")
-        if "pid" in asked:
-            process = init.processes.get(asked["pid"])
-            if process is None:
-                raise ProcessLookupError(errno.ESRCH, f"no process {asked['pid']}")
-        else:
-            process = start(init, asked)
+            raise OSError(f"{MAX_STREAMS} streams are open")
+        if "port" in asked:
+            source = port = Port(init)
+            port.connect(asked["port"], opened)
+            return
+        source = init.processes[asked["pid"]] if "pid" in asked else start(init, asked)
+    except KeyError:
+        opened("there is no such process")
     except (OSError, ValueError) as error:
-        init.send(wire.REPLY, frame.request, {"error": str(error), "errno": error.errno})
-        return
-    init.send(wire.REPLY, frame.request, process.describe())
-    reader = Reader(process, frame.request, int(frame.header["credit"]))
-    init.streams[frame.request] = reader
-    process.attach(reader)
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
+        init.send(wire.REPLY, frame.request, {"error": str(error), "exit_code": code})
+    else:
+        opened(None)
 
 
 def serve(init: Any, frame: wire.Frame) -> None:
@@ -375,25 +188,73 @@ def serve(init: Any, frame: wire.Frame) -> None:
     header = frame.header
     if header["op"] == "list":
         found = [each.describe() for each in init.processes.values()]
-        init.send(wire.REPLY, frame.request, {}, json.dumps(found).encode())  # as DATA
+        init.send(wire.DATA, frame.request, None, json.dumps(found).encode("ascii"))
+        init.send(wire.REPLY, frame.request)
         return
     process = init.processes.get(header["pid"])
-    if process is None or process.ended:
-        init.send(wire.REPLY, frame.request, {"error": "gone"})
+    if process is None or not process.alive:
+        init.send(wire.REPLY, frame.request, {"error": "ended"})
         return
-    if header["op"] == "signal":
-        process.signal(header["signal"])
-    elif header["op"] == "kill":
+    if header["op"] == "kill":
         process.kill()
+    elif header["op"] == "signal":
+        process.signal(header["signal"])
     else:
         process.resize(*header["size"])
-    init.send(wire.REPLY, frame.request, {})
+    init.send(wire.REPLY, frame.request)
 
 
 def start(init: Any, asked: Dict[str, Any]) -> Process:
-    words = list(asked["argv"])
-    size, stdin = asked.get("pty"), asked.get("stdin")
-    environment = {**os.environ, **(asked.get("env") or {})}
-    ours: List[int] = []  # descriptors that are closed if it cannot be started
-    with commands.long_script(words) as passed:
-        ...
+    limit, size = init.setup.get("data"), asked.get("pty")
+    data = "unlimited" if limit is None else str(limit // 1024)
+    words = [*_LIMITED, str(init.setup["open_files"]), data]
+    with contextlib.ExitStack() as undo:
+        terminal: List[int] = []
+        if size:
+            terminal += os.openpty()
+            for fd in terminal:
+                undo.callback(os.close, fd)
+            set_size(terminal[0], *size)
+            words = [*_ON_TERMINAL, os.ttyname(terminal[1]), *words]
+        with _script(asked["argv"]) as (argv, passed):
+            output = subprocess.DEVNULL if size else subprocess.PIPE
+            child = subprocess.Popen(
+                [*words, *argv],
+                stdin=subprocess.PIPE if asked.get("stdin") else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if asked.get("merge") else output,
+                cwd=asked["cwd"],
+                env={**os.environ, **(asked.get("env") or {})},
+                start_new_session=True,
+                pass_fds=passed,
+                bufsize=0,
+            )
+        undo.pop_all()
+    process = Process(init, child, asked)
+    if terminal:
+        process.use_terminal(*terminal)
+    else:
+        named = (("stdout", child.stdout), ("stderr", child.stderr))
+        pipes = {_take(pipe): name for name, pipe in named if pipe is not None}
+        process.use(pipes, _take(child.stdin) if child.stdin is not None else -1)
+    return process
+
+
+def _take(pipe: Any) -> int:
+    """A copy of the descriptor: the Popen object closes its own."""
+    fd = os.dup(pipe.fileno())
+    pipe.close()
+    return fd
+
+
+@contextlib.contextmanager
+def _script(argv: List[str]) -> "Iterator[Tuple[List[str], List[int]]]":
+    """The words to run, and descriptors to pass on: the text for a shell may be longer than an
+    argument can be."""
+    if len(argv) != 3 or argv[:2] != ["/bin/sh", "-c"] or len(argv[2]) < LONG_SCRIPT:
+        yield argv, []
+        return
+    with tempfile.TemporaryFile(dir="/tmp") as file:
+        file.write(argv[2].encode("utf-8", "surrogateescape"))
+        file.flush()
+        yield ["/bin/sh", f"/proc/self/fd/{file.fileno()}"], [file.fileno()]

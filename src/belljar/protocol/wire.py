@@ -40,7 +40,7 @@ RUN = 1  # run a cell; payload: the code, or {"op": "put" | "get"}
 INTERRUPT = 2  # raise KeyboardInterrupt in the cell (request: the cell's)
 KILL = 3  # end the worker, or the command of this request, with SIGKILL
 RESTART = 4  # replace the worker; files stay
-EXEC = 5  # run a command; payload: its standard input
+OPEN = 5  # a stream to a program, old or new, or to a port; payload: which, as JSON
 FILE = 6  # an operation on files; payload: data to write
 PING = 7
 ANSWER = 8  # the result of a host function, for the cell of this request
@@ -49,18 +49,16 @@ KEEP = 10  # park a copy of the interpreter and of the workspace, as a checkpoin
 RETURN = 11  # go back to a checkpoint
 RELEASE = 12  # release a checkpoint or a branch
 SWITCH = 13  # make another branch active
-OPEN = 14  # a stream, to a process or a port; payload: which, as JSON; answered with REPLY
-BYTES = 15  # of a stream; this and the next two in both directions
-CREDIT = 16  # so many more bytes may be sent
-END = 17  # of a stream: the guest says how; the host detaches, or ends the input
-PROCESS = 18  # signal or resize one, or list them
+PROCESS = 14  # signal a process, resize its terminal, or list all
+END = 15  # of a stream's input, or of the stream; what is at the other end goes on
+CREDIT = 16  # so many more bytes of the stream may be sent; in both directions
 
 # guest -> host
 HELLO = 32  # every layer is on, or the step that failed
-STREAM = 33  # payload: bytes of {"name": "stdout" | "stderr" | "background"}
+STREAM = 33  # payload: bytes of {"name": "stdout" | "stderr" | "background"}; from the host: input
 RESULT = 34  # one rich result
-DONE = 35  # how a cell or a command ended
-REPLY = 36  # the answer to FILE, RESTART and PING
+DONE = 35  # how a cell or a stream ended
+REPLY = 36  # the answer to FILE, OPEN, PROCESS, RESTART and PING
 DATA = 37  # a part of a file
 OVERFLOW = 38  # the output limit of this request was passed; the rest is dropped
 CALL = 39  # a host function is called; its arguments are a value
@@ -80,15 +78,12 @@ READY = 72  # the first frame of that child; the kernel adds its pid
 WAKE = 73  # run cells from now on
 
 FROM_GUEST = frozenset(
-    (
-        *(HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES),
-        *(BYTES, CREDIT, END),
-    )
+    (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES, CREDIT)
 )
 FROM_HOST = frozenset(
     (
-        *(RUN, INTERRUPT, KILL, RESTART, EXEC, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE),
-        *(SWITCH, OPEN, BYTES, CREDIT, END, PROCESS),
+        *(RUN, INTERRUPT, KILL, RESTART, OPEN, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE),
+        *(SWITCH, PROCESS, END, CREDIT, STREAM),
     )
 )
 FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED, CALL, PART, FORKED, READY))

@@ -54,6 +54,9 @@ class Exchange:
         """The next frame for this request. Raises Lost when the guest is gone."""
         while not self.frames:
             await self._channel.pump(self)
+        return self.take()
+
+    def take(self) -> wire.Frame:
         frame = self.frames.popleft()
         if not self.frames:
             self.queued = 0
@@ -103,6 +106,7 @@ class Channel:
         self._reading: object | None = None  # the event loop of the task that reads
         self._news: anyio.Event | None = None  # made by the first task that waits for the reader
         self._failed: Exception | None = None
+        self.abandoned: deque[int] = deque()  # streams that are to be closed
 
     def may_share(self, size: int) -> bool:
         """True if so many bytes may go as shared memory; if so, they count from now on."""
@@ -145,6 +149,10 @@ class Channel:
         means that it is gone or broken. A descriptor is closed here in any case."""
         try:
             data = wire.pack(kind, request, dict(header) if header else None, payload)
+            while self.abandoned:
+                number = self.abandoned.popleft()
+                self.exchanges.pop(number, None)
+                data = wire.pack(wire.END, number) + data
             if self._failed is not None:
                 raise self._failed
             if fd < 0 and self._send_now is not None:

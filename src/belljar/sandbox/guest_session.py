@@ -51,6 +51,7 @@ class GuestSession:
         self._last = 0  # number of a branch or a checkpoint
         self._active = 0
         self._under_way = 0
+        self._streams = 0  # that wait for bytes; other work need not wait for them
         self._alone = False  # nothing else may begin
         self._cells: set[object] = set()  # that run now
         self._free: anyio.Event | None = None  # made by the first task that waits for its turn
@@ -121,8 +122,8 @@ class GuestSession:
     def _begin_alone(self, branch: int | None, caller: CallerThread) -> bool:
         """Begin a turn in the thread of a blocking caller, if nothing at all is under way."""
         with self._lock:
-            busy = self._under_way or self._alone or self._free is not None or not self._branches
-            if busy or self._active != branch or not self.channel.polls:
+            busy = self._under_way or self._streams or self._alone or self._free is not None
+            if busy or not self._branches or self._active != branch or not self.channel.polls:
                 return False
             self._caller, self._loop, self._under_way = caller, caller.loop, 1
         caller.on_move = self._go_on
@@ -139,7 +140,7 @@ class GuestSession:
     ) -> Callable[[], Coroutine[Any, Any, object]] | None:
         """Begin a turn, or give what to wait for."""
         with self._lock:
-            if self._under_way and self._loop is not loop:
+            if (self._under_way or self._streams) and self._loop is not loop:
                 raise in_use_elsewhere()
             caller = self._caller
             other = self._alone or (self._under_way and self._active != branch)
@@ -152,6 +153,19 @@ class GuestSession:
         if caller is not None:
             caller.recall()
         return wait
+
+    @contextlib.asynccontextmanager
+    async def streaming(self) -> AsyncIterator[None]:
+        """While this lasts, a stream may wait for the guest: under an event loop, and at the same
+        time as any other work."""
+        await move_to_loop()
+        await self.begin_turn(None)
+        self._streams += 1
+        self.end_turn()
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
     async def settle(self) -> None:
         """Wait until no thread uses the guest by itself."""
