@@ -250,6 +250,8 @@ class CommandResult:
     outcome: Outcome
     usage: Usage
     truncated: bool  # more was written than was kept
+    stdout_bytes: bytes | None = None  # with format="bytes"
+    stderr_bytes: bytes | None = None
 
     @property
     def ok(self) -> bool:
@@ -269,7 +271,8 @@ class CommandResult:
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry."""
-        return asdict(self) | {"outcome": self.outcome.value}
+        made = asdict(self) | {"outcome": self.outcome.value}
+        return {name: value for name, value in made.items() if not name.endswith("_bytes")}
 
     def __repr__(self) -> str:
         """Outcome, exit, the first output, and the time, in one short line."""

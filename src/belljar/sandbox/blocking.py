@@ -56,6 +56,7 @@ from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
+    from belljar.sandbox.process import Process, ProcessInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -286,12 +287,18 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        merge: bool = False,
+        output_limit: Literal["stop", "truncate"] = "stop",
+        format: Literal["text", "bytes"] = "text",
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> CommandResult:
         """Run a shell command (a text), or a program (a sequence), and wait for its end.
 
-        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
+        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`. With
+        `merge`, stderr goes to stdout, in the order in which it was written. Past the output limit
+        of the sandbox the command is stopped; with `output_limit="truncate"` it goes on, and head
+        and tail of its output are kept. `format="bytes"` also gives `stdout_bytes`, `stderr_bytes`.
         """
         return call(
             self._commands.run,
@@ -300,9 +307,48 @@ class Commands:
             cwd=cwd,
             env=env,
             stdin=stdin,
+            merge=merge,
+            output_limit=output_limit,
+            format=format,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
         )
+
+    def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        stdin: Literal[True] | None = None,
+        pty: tuple[int, int] | None = None,
+        merge: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> Process:
+        """Start a program, and go on beside it.
+
+        Its output may be of any length: a program whose output is not read waits, until `detach`
+        or the end of the sandbox. `stdin=True` lets `send` write to it. `pty=(columns, rows)` gives
+        it a terminal. After `timeout` seconds it is killed (None: never). `name` is for `list`.
+        """
+        from belljar.sandbox.process import Process
+
+        start = functools.partial(self._commands.start, cmd, stdin=stdin, pty=pty, merge=merge)
+        return Process(wait(start, cwd=cwd, env=env, timeout=timeout, name=name))
+
+    def connect(self, pid: int) -> Process:
+        """Read a program that was started before, also one that has ended not long ago.
+
+        The last of its output comes first, up to 64 KiB. Several may read one program.
+        """
+        from belljar.sandbox.process import Process
+
+        return Process(wait(self._commands.connect, pid))
+
+    def list(self, *, ended: bool = False) -> list[ProcessInfo]:
+        """The programs that run, the oldest first; with `ended`, also the last that have ended."""
+        return wait(self._commands.list, ended=ended)
 
 
 @suggests

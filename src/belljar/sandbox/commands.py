@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from belljar.errors import InvalidOption, check_callbacks, check_encodable, suggests
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult
 from belljar.sandbox import options
+from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.outcome import make_command_result
+from belljar.sandbox.output import Kept, Output
 from belljar.sandbox.run import Cell, OnText, Run
+from belljar.sandbox.streams import Input, Window
+
+if TYPE_CHECKING:
+    from belljar.sandbox.process import AsyncProcess, ProcessInfo
 
 
 @suggests
@@ -32,29 +40,33 @@ class AsyncCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        merge: bool = False,
+        output_limit: Literal["stop", "truncate"] = "stop",
+        format: Literal["text", "bytes"] = "text",
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> CommandResult:
         """Run a shell command (a text), or a program (a sequence), and wait for its end.
 
-        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`.
+        A command that fails is a value too: see `exit_code`, or call `raise_for_exit()`. With
+        `merge`, stderr goes to stdout, in the order in which it was written. Past the output limit
+        of the sandbox the command is stopped; with `output_limit="truncate"` it goes on, and head
+        and tail of its output are kept. `format="bytes"` also gives `stdout_bytes`, `stderr_bytes`.
         """
+        options.check_choice("output_limit", output_limit, ("stop", "truncate"))
+        options.check_choice("format", format, ("text", "bytes"))
+        asked = make_request(self._lifecycle.workdir, cmd, cwd, env)
+        data = encode_input(stdin)
+        asked |= {"stdin": bool(data), "merge": bool(merge), "once": True}
         limits = self._lifecycle.limits
-        header: dict[str, Any] = {
-            "argv": make_argv(cmd),
-            "cwd": absolute_path(cwd if cwd is not None else ".", self._lifecycle.workdir),
-            "env": options.check_texts("env", env),
-            "output": limits.output,
-        }
         timeout = options.check_timeout(timeout, limits.timeout)
-        payload = encode_input(stdin)
         check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr)
         command = Cell(
             limits=limits,
             timeout=timeout,
-            kind=wire.EXEC,
-            header=header,
-            payload=payload,
+            kind=wire.OPEN,
+            header={"credit": wire.WINDOW},
+            payload=json.dumps(asked).encode("ascii"),
             grace=0.0,  # shells do not pass an interrupt on
             on_stdout=on_stdout,
             on_stderr=on_stderr,
@@ -64,18 +76,149 @@ class AsyncCommands:
             if persistence is not None:
                 await persistence.refresh(session)
             with self._lifecycle.working():
-                finished = await Run(session, command).execute()
-        result = make_command_result(finished)
+                run = _Command(session, command, data, truncate=output_limit == "truncate")
+                result = make_command_result(await run.execute())
+        result = replace(result, truncated=result.truncated or run.left_out)
+        if format == "bytes":
+            found = {f"{name}_bytes": run.output(name) for name in ("stdout", "stderr")}
+            result = replace(result, **found)
         await self._on_change(
             "command",
             cmd=cmd if isinstance(cmd, str) else list(cmd),
             cwd=cwd,
             timeout=timeout,
-            env=list(header["env"]),
-            stdin=payload or None,
+            env=list(asked["env"]),
+            stdin=data or None,
             result=result,
         )
         return result
+
+    async def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        stdin: Literal[True] | None = None,
+        pty: tuple[int, int] | None = None,
+        merge: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> AsyncProcess:
+        """Start a program, and go on beside it.
+
+        Its output may be of any length: a program whose output is not read waits, until `detach`
+        or the end of the sandbox. `stdin=True` lets `send` write to it. `pty=(columns, rows)` gives
+        it a terminal. After `timeout` seconds it is killed (None: never). `name` is for `list`.
+        """
+        from belljar.sandbox import process
+
+        asked = make_request(self._lifecycle.workdir, cmd, cwd, env)
+        asked |= process.check_start(stdin, pty, timeout, name)
+        asked |= {"merge": bool(merge), "shown": cmd if isinstance(cmd, str) else list(cmd)}
+        async with self._lifecycle.turn() as session:
+            if self._lifecycle.persistence is not None:
+                await self._lifecycle.persistence.refresh(session)
+            return await process.open_process(self._lifecycle, session, asked)
+
+    async def connect(self, pid: int) -> AsyncProcess:
+        """Read a program that was started before, also one that has ended not long ago.
+
+        The last of its output comes first, up to 64 KiB. Several may read one program.
+        """
+        from belljar.sandbox import process
+
+        async with self._lifecycle.turn() as session:
+            return await process.open_process(self._lifecycle, session, {"pid": pid})
+
+    async def list(self, *, ended: bool = False) -> list[ProcessInfo]:
+        """The programs that run, the oldest first; with `ended`, also the last that have ended."""
+        from belljar.sandbox import process
+
+        async with self._lifecycle.turn() as session:
+            return await process.list_processes(session, ended=ended)
+
+
+class _Command(Run):
+    """A command under way, whose end is waited for."""
+
+    def __init__(
+        self, session: GuestSession, cell: Cell, stdin: bytes, *, truncate: bool
+    ) -> None:
+        super().__init__(session, cell)
+        self._stdin = memoryview(stdin)
+        self._window, self._input = Window(), Input()
+        self._outputs: dict[str, Output] = {}
+        self._streams = self._outputs  # type: ignore[assignment]
+        self._kept = Kept(cell.limits.output) if truncate else None
+        self.left_out = False  # something in the middle
+
+    def output(self, name: str) -> bytes:
+        stream = self._outputs.get(name)
+        return b"" if stream is None else stream.data()
+
+    async def _perform(self) -> None:
+        await super()._perform()
+        for stream in self._outputs.values():
+            if self._kept is not None:
+                self.left_out = self._kept.fit(self._outputs.values(), final=True)
+            stream.chunks = [stream.text()]
+
+    async def _collect_in_time(self, timeout: float | None) -> None:
+        await self._send_input()
+        await super()._collect_in_time(timeout)
+
+    async def _send_input(self) -> None:
+        number, channel = self._exchange.number, self._channel
+        had = bool(self._stdin)
+        while self._stdin and self._input.room:
+            part = self._input.cut(self._stdin)
+            self._stdin = self._stdin[len(part) :]
+            await channel.send(wire.STREAM, number, None, bytes(part))
+        if had and not self._stdin:
+            await channel.send(wire.END, number, {"input": True})
+
+    async def _take(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.CREDIT:
+            self._input.grant(frame)
+            await self._send_input()
+        elif frame.kind != wire.REPLY:
+            await super()._take(frame)
+        elif "error" in frame.header:  # it could not be started
+            message = f"{str(frame.header['error'])[:1000]}\n".encode("utf-8", "replace")
+            await self._feed("stderr", message)
+            self._done = frame
+
+    async def _take_stream(self, frame: wire.Frame) -> None:
+        name, data = self._window.receive(frame)
+        await self._feed(name, data)
+        if due := self._window.take(len(data)):
+            await self._channel.send(wire.CREDIT, self._exchange.number, {"size": due})
+
+    async def _feed(self, name: str, data: bytes) -> None:
+        stream = self._outputs.get(name)
+        if stream is None:
+            stream = self._outputs[name] = Output(getattr(self._cell, f"on_{name}"))
+        if self._silent:
+            stream.callback = None
+        if self._kept is None:
+            data, given = data[: max(self._room, 0)], data
+            self._room -= len(given)
+            self._truncated = self._truncated or len(data) < len(given)
+        self._output_bytes += len(data)
+        await stream.feed(data)
+        if self._kept is not None:
+            self._kept.fit(self._outputs.values())
+
+
+def make_request(
+    workdir: str, cmd: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None
+) -> dict[str, Any]:
+    return {
+        "argv": make_argv(cmd),
+        "cwd": absolute_path(cwd if cwd is not None else ".", workdir),
+        "env": options.check_texts("env", env),
+    }
 
 
 def make_argv(cmd: str | Sequence[str]) -> list[str]:
@@ -88,20 +231,10 @@ def make_argv(cmd: str | Sequence[str]) -> list[str]:
     if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
         raise InvalidOption("a command has at least one part, and no NUL character")
     check_encodable("a command", "".join(argv))
-    if sum(map(len, argv)) > 128 * 1024:
-        raise InvalidOption(
-            "the command is longer than 128 KiB", hint="write it to a file and run that"
-        )
     return argv
 
 
 def encode_input(stdin: str | bytes | None) -> bytes:
     if stdin is None:
         return b""
-    data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)
-    if len(data) > wire.MAX_PAYLOAD:
-        raise InvalidOption(
-            f"stdin has {len(data)} bytes, more than {wire.MAX_PAYLOAD}",
-            hint="write it to a file with files.write(), and redirect",
-        )
-    return data
+    return stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)

@@ -303,3 +303,9 @@ def check_timeout(given: float | None, default: float | None) -> float | None:
     if not math.isfinite(given) or given <= 0:
         raise InvalidOption(f"timeout must be above 0 and finite, not {given!r}")
     return float(given)
+
+
+def check_choice(option: str, given: object, choices: Sequence[str]) -> None:
+    if given not in choices:
+        known = " or ".join(repr(each) for each in choices)
+        raise InvalidOption(f"{option} is {known}, not {given!r}")
