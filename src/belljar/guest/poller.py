@@ -97,6 +97,7 @@ class OutputReader:
         self._on_data = on_data
         self.size = 0  # bytes so far
         self.on_end: Optional[Callable[[], None]] = None  # called when there is nothing to read
+        self.patient = True  # wait a moment after a small read
         self._watched = False
         self._held = False
         self._paused = False  # init holds more than the host takes
@@ -138,7 +139,7 @@ class OutputReader:
             self.unwatch()
             self._paused = True
             self._init.pause(self)
-        elif size < SMALL_READ and self.pipes:
+        elif size < SMALL_READ and self.patient and self.pipes:
             self.unwatch()
             self._init.watch_later(self)
 

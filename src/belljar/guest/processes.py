@@ -72,6 +72,7 @@ class Process(Source):
         before the process has opened it."""
         self._terminal, self._slave = terminal, slave
         self.use({terminal: "stdout"}, os.dup(terminal))
+        self._output.patient = False  # a person waits for the echo
 
     def close_input(self) -> None:
         """Of a terminal: as a person ends it, by Ctrl-D."""

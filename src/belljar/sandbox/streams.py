@@ -92,6 +92,8 @@ class Stream:
         async with self._session.streaming():
             if wait:
                 await self._until(lambda: bool(self._chunks) or self.end is not None)
+            elif self.end is None:
+                await self._channel.call(wire.PING)  # init answers after what it has sent before
             while self._exchange.frames:
                 self._take(self._exchange.take())
             chunks = [*self._chunks]
