@@ -23,7 +23,7 @@ from rich.table import Table
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine
 from belljar.compat.dolphin import DockerSandboxExecutor
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 CODES = {
     "pandas": "import pandas as pd\nprint(pd.Series([1, 2, 3]).sum())",

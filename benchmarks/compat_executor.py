@@ -24,7 +24,7 @@ from belljar import Sandbox
 from belljar.backends.docker.client import endpoint
 from belljar.backends.docker.client.engine import Engine
 from belljar.compat.executor import DockerConfig, DockerExecutor
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 CODES = {
     "pandas": "import pandas as pd\nsignal = pd.DataFrame({'stock': ['AAPL'], 'position': [1.0]})\n"

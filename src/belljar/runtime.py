@@ -1,4 +1,5 @@
-"""What belongs to the process, not to one sandbox: backends, the event loop, the minder.
+"""What belongs to the process, not to one sandbox: backends, the event loop, the minder; and how
+blocking callers use that loop (`call`, `wait`).
 
 Started on first use, closed at exit. After a fork of the host process the child starts its own
 and never touches the parent's.
@@ -11,9 +12,14 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
+import inspect
 import os
+import queue
 import threading
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 # The event loop's modules are imported here, not by the runtime's thread: a fork of the process
 # in the middle of an import would leave the child waiting for ever for the import to end.
@@ -25,9 +31,13 @@ from belljar.backends.auto import AutoBackend, docker_backend, resolve_backend
 from belljar.backends.base import Backend, Periodic
 from belljar.backends.event_loop import CallerThread
 from belljar.backends.native.backend import NativeBackend
-from belljar.errors import StartError
+from belljar.errors import InvalidOption, StartError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MIND_INTERVAL = 0.1
+CALLBACKS = ("on_stdout", "on_stderr", "on_result", "on_progress")
+Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has ended
 
 
 class Runtime:
@@ -224,3 +234,140 @@ def _after_fork() -> None:
 
 atexit.register(shutdown)
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- blocking callers -----------------------------------------------------------------------------
+
+
+def call(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `wait`, and faster: in this thread for as long as no event loop is needed. For functions
+    that await move_to_loop() before they need one."""
+    for name in CALLBACKS:  # they must not hold up what reads the guest's output
+        if kwargs.get(name) is not None:
+            return wait(function, *args, **kwargs)
+    process = current()
+    caller = process.take_caller()
+    if caller is None:
+        return wait(function, *args, **kwargs)
+    context = contextvars.copy_context()
+    moves, result = False, None
+    try:
+        context.run(caller.begin)
+        coroutine = function(*args, **kwargs)
+        context.run(coroutine.send, None)
+        moves = True
+    except StopIteration as done:
+        result = done.value
+    finally:
+        caller.end()
+        deferred, caller.deferred = caller.deferred, []
+        on_move = caller.on_move
+        process.give_back(caller)
+    if moves:
+        work: Work[T] = Work(functools.partial(_go_on, coroutine, on_move))
+        work.begin(context, deferred)
+        return work.finish()
+    for handler in deferred:
+        handler()
+    return cast("T", result)
+
+
+@types.coroutine
+def _go_on(
+    coroutine: Coroutine[Any, Any, T], on_move: Callable[[], None] | None
+) -> Generator[Any, Any, T]:
+    """The rest of a coroutine that has begun in another thread."""
+    if on_move is not None:
+        on_move()
+    result: T = yield from coroutine  # unlike `await`, this takes one that has begun
+    return result
+
+
+def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run an awaitable on the runtime's loop and wait for it here.
+
+    Callbacks run in this thread, so that they may use the sandbox themselves. An exception here
+    (Ctrl-C above all, or one of a callback) cancels the work, which ends what runs in the guest,
+    and is raised when that is done.
+    """
+    events: Events = queue.SimpleQueue()
+    for name in CALLBACKS:
+        callback = kwargs.get(name)
+        if callback is None:
+            continue
+        if inspect.iscoroutinefunction(callback):
+            raise InvalidOption(
+                f"{name} is a coroutine function, which a blocking Sandbox cannot await",
+                hint="use AsyncSandbox, or an ordinary function",
+            )
+        if callable(callback):
+            kwargs[name] = _deferred(events, callback)
+
+    work: Work[T] = Work(functools.partial(function, *args, **kwargs), events)
+    work.begin()
+    return work.finish()
+
+
+class Work(Generic[T]):
+    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work tells when
+    it has really ended."""
+
+    def __init__(self, function: Callable[[], Awaitable[T]], events: Events | None = None) -> None:
+        self._function = function
+        self._events: Events = queue.SimpleQueue() if events is None else events
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+        self._made: list[T] = []
+        self._error: BaseException = RuntimeError("cancelled")
+
+    def begin(
+        self,
+        context: contextvars.Context | None = None,
+        first: Iterable[Callable[[], object]] = (),
+    ) -> None:
+        """Start it. From any thread, once. `first`: what the thread that waits calls first."""
+        for event in first:
+            self._events.put(event)
+        self._runtime = current()
+        self._runtime.submit(self.run, context)
+
+    def finish(self) -> T:
+        """Wait for its end in this thread, as `wait` does."""
+        try:
+            while (event := self._events.get()) is not None:
+                event()
+        except BaseException:
+            self._runtime.call_soon(self.cancel)
+            while self._events.get() is not None:
+                continue  # callbacks are not called any more
+            raise
+        return self.result()
+
+    async def run(self) -> None:
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self._cancelled:
+                    self._scope.cancel()
+                self._made.append(await self._function())
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # it may have begun in another thread, with its signals
+            self._error = error
+        finally:
+            # Twice: Ctrl-C may come just when the waiting thread has taken the first.
+            self._events.put(None)
+            self._events.put(None)
+
+    def result(self) -> T:
+        if not self._made:
+            raise self._error
+        return self._made[0]
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+def _deferred(events: Events, callback: Any) -> Any:
+    return lambda *items: events.put(lambda: callback(*items))

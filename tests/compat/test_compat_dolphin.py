@@ -33,7 +33,7 @@ from belljar.compat.dolphin import (
     sessions,
     validate_imports,
 )
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 pytestmark = pytest.mark.contract("docker")
 

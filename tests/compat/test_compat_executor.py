@@ -22,7 +22,7 @@ from belljar.compat.executor import container_monitor, docker_executor, translat
 from belljar.compat.executor.docker_config import DockerConfig
 from belljar.compat.executor.docker_executor import DockerExecutor
 from belljar.compat.executor.runtime_monitor import SecurityPolicy
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 KEYS = {"success", "signal", "error", "execution_time", "container_id", "validated"}
 KEYS |= {"cleanup_success", "logs"}

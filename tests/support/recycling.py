@@ -9,7 +9,7 @@ does not come back, nor does one that cannot be cleaned.
 import contextlib
 
 from belljar import Sandbox, SandboxError
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 from outside import inner, session_of
 
 # Everything but init and this shell is ended at once; init starts a new worker. What was killed may

@@ -30,7 +30,8 @@ from belljar.backends.native.zygote_client import check_host
 from belljar.environment.environment import Environment, is_built
 from belljar.errors import BackendUnavailable, EnvironmentBuildError, InvalidOption, SandboxError
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox.blocking import Sandbox, Work, wait
+from belljar.runtime import Work, wait
+from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.options import Options, SandboxOptions, make_options
 from belljar.sandbox.sandbox import AsyncSandbox
 

@@ -37,9 +37,7 @@ _ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
 
 
 class Process(Source):
-    def __init__(
-        self, init: Any, child: "subprocess.Popen[bytes]", asked: Dict[str, Any]
-    ) -> None:
+    def __init__(self, init: Any, child: "subprocess.Popen[bytes]", asked: Dict[str, Any]) -> None:
         super().__init__(init)
         self._child, self._asked = child, asked
         self.pid = child.pid
@@ -163,7 +161,9 @@ def open_stream(init: Any, frame: wire.Frame) -> None:
     source: Source
 
     def opened(error: Optional[str]) -> None:
-        init.send(wire.REPLY, frame.request, source.describe() if error is None else {"error": error})
+        init.send(
+            wire.REPLY, frame.request, source.describe() if error is None else {"error": error}
+        )
         if error is None:
             source.attach(Reader(frame.request, int(frame.header["credit"])))
 

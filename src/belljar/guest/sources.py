@@ -55,6 +55,10 @@ class Source:
         self._input = writing
         self._output = OutputReader(self._init, outputs, self._on_output)
 
+    def describe(self) -> Dict[str, Any]:
+        """What the host is told when it has a stream to it."""
+        return {}
+
     def signal(self, number: int) -> None:
         """Only processes take signals."""
 
@@ -216,9 +220,6 @@ class Port(Source):
             self.use({os.dup(fd): "stdout"}, os.dup(fd))
             self._output.on_end = lambda: self.finish({})
         self._opened(os.strerror(error) if error else None)
-
-    def describe(self) -> Dict[str, Any]:
-        return {}
 
     def detach(self, request: int) -> None:
         """There is one reader, and without it no connection."""

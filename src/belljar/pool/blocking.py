@@ -18,8 +18,8 @@ from belljar.pool.pool import AsyncPool
 from belljar.pool.settings import Factory, ManagerSettings, check_map_arguments
 from belljar.pool.stats import ManagerStats, PoolStats
 from belljar.results.execution import Execution
+from belljar.runtime import wait as _wait  # `wait` is an option here
 from belljar.sandbox.blocking import Sandbox
-from belljar.sandbox.blocking import wait as _wait  # `wait` is an option here
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 

@@ -26,7 +26,7 @@ from belljar.errors import SandboxError
 from belljar.pool.loop_binding import LoopBinding, ThreadReader, running_loop, spawn
 from belljar.pool.pooled_sandbox import PooledSandbox
 from belljar.results.execution import Execution
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 CLOSE_TIMEOUT = 60.0  # seconds for running items to end
 DISCARD_TIMEOUT = 10.0  # the same, if the caller dropped the map without closing it

@@ -1,22 +1,15 @@
 """Sandbox: AsyncSandbox for blocking code, one line a method, and `run` for a single piece of code.
 
-Longer than other files: three public classes, and each method's documentation.
+Longer than other files: four public classes, and each method's documentation.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import inspect
 import os
-import queue
-import types
 from collections.abc import (
-    Awaitable,
     Callable,
-    Coroutine,
-    Generator,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -24,178 +17,34 @@ from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
-    Generic,
     Literal,
     Never,
-    ParamSpec,
     Self,
-    TypeVar,
     Unpack,
     cast,
     overload,
 )
 
-import anyio
-
-from belljar import runtime
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
-from belljar.errors import InvalidOption, suggests, unknown_option
+from belljar.errors import suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
+from belljar.runtime import call, wait
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
+from belljar.sandbox.process import AsyncProcess, Chunk, ProcessInfo
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
-    from belljar.sandbox.process import Process, ProcessInfo
-
-P = ParamSpec("P")
-T = TypeVar("T")
-CALLBACKS = ("on_stdout", "on_stderr", "on_result", "on_progress")
-Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has ended
-
-
-def call(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `wait`, and faster: in this thread for as long as no event loop is needed. For functions
-    that await move_to_loop() before they need one."""
-    for name in CALLBACKS:  # they must not hold up what reads the guest's output
-        if kwargs.get(name) is not None:
-            return wait(function, *args, **kwargs)
-    process = runtime.current()
-    caller = process.take_caller()
-    if caller is None:
-        return wait(function, *args, **kwargs)
-    context = contextvars.copy_context()
-    moves, result = False, None
-    try:
-        context.run(caller.begin)
-        coroutine = function(*args, **kwargs)
-        context.run(coroutine.send, None)
-        moves = True
-    except StopIteration as done:
-        result = done.value
-    finally:
-        caller.end()
-        deferred, caller.deferred = caller.deferred, []
-        on_move = caller.on_move
-        process.give_back(caller)
-    if moves:
-        work: Work[T] = Work(functools.partial(_go_on, coroutine, on_move))
-        work.begin(context, deferred)
-        return work.finish()
-    for handler in deferred:
-        handler()
-    return cast("T", result)
-
-
-@types.coroutine
-def _go_on(
-    coroutine: Coroutine[Any, Any, T], on_move: Callable[[], None] | None
-) -> Generator[Any, Any, T]:
-    """The rest of a coroutine that has begun in another thread."""
-    if on_move is not None:
-        on_move()
-    result: T = yield from coroutine  # unlike `await`, this takes one that has begun
-    return result
-
-
-def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run an awaitable on the runtime's loop and wait for it here.
-
-    Callbacks run in this thread, so that they may use the sandbox themselves. An exception here
-    (Ctrl-C above all, or one of a callback) cancels the work, which ends what runs in the guest,
-    and is raised when that is done.
-    """
-    events: Events = queue.SimpleQueue()
-    for name in CALLBACKS:
-        callback = kwargs.get(name)
-        if callback is None:
-            continue
-        if inspect.iscoroutinefunction(callback):
-            raise InvalidOption(
-                f"{name} is a coroutine function, which a blocking Sandbox cannot await",
-                hint="use AsyncSandbox, or an ordinary function",
-            )
-        if callable(callback):
-            kwargs[name] = _deferred(events, callback)
-
-    work: Work[T] = Work(functools.partial(function, *args, **kwargs), events)
-    work.begin()
-    return work.finish()
-
-
-class Work(Generic[T]):
-    """One awaitable on the runtime's loop. Unlike a cancelled future, a cancelled Work tells when
-    it has really ended."""
-
-    def __init__(self, function: Callable[[], Awaitable[T]], events: Events | None = None) -> None:
-        self._function = function
-        self._events: Events = queue.SimpleQueue() if events is None else events
-        self._scope: anyio.CancelScope | None = None
-        self._cancelled = False
-        self._made: list[T] = []
-        self._error: BaseException = RuntimeError("cancelled")
-
-    def begin(
-        self,
-        context: contextvars.Context | None = None,
-        first: Iterable[Callable[[], object]] = (),
-    ) -> None:
-        """Start it. From any thread, once. `first`: what the thread that waits calls first."""
-        for event in first:
-            self._events.put(event)
-        self._runtime = runtime.current()
-        self._runtime.submit(self.run, context)
-
-    def finish(self) -> T:
-        """Wait for its end in this thread, as `wait` does."""
-        try:
-            while (event := self._events.get()) is not None:
-                event()
-        except BaseException:
-            self._runtime.call_soon(self.cancel)
-            while self._events.get() is not None:
-                continue  # callbacks are not called any more
-            raise
-        return self.result()
-
-    async def run(self) -> None:
-        try:
-            with anyio.CancelScope() as self._scope:
-                if self._cancelled:
-                    self._scope.cancel()
-                self._made.append(await self._function())
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as error:  # it may have begun in another thread, with its signals
-            self._error = error
-        finally:
-            # Twice: Ctrl-C may come just when the waiting thread has taken the first.
-            self._events.put(None)
-            self._events.put(None)
-
-    def result(self) -> T:
-        if not self._made:
-            raise self._error
-        return self._made[0]
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-
-def _deferred(events: Events, callback: Any) -> Any:
-    return lambda *items: events.put(lambda: callback(*items))
 
 
 @suggests
@@ -275,6 +124,96 @@ class Files:
 
 
 @suggests
+class Process:
+    """AsyncProcess for blocking code.
+
+    >>> from belljar import Sandbox
+    >>> with Sandbox() as sandbox, sandbox.commands.start("cat", stdin=True) as process:
+    ...     process.send("hello")
+    ...     process.close_stdin()
+    ...     process.wait().stdout
+    'hello'
+    """
+
+    def __init__(self, process: AsyncProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def info(self) -> ProcessInfo:
+        return self._process.info
+
+    @property
+    def returncode(self) -> int | None:
+        """As a shell has it: the exit code, or 128 and the number of the signal that ended it. None
+        while the end was not read."""
+        return self._process.returncode
+
+    @property
+    def skipped(self) -> int:
+        """Bytes of output that this reader lost, because another one was faster."""
+        return self._process.skipped
+
+    def __repr__(self) -> str:
+        return repr(self._process).replace("AsyncProcess", "Process", 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Kill it if it still runs."""
+        return wait(self._process.__aexit__, *exception)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while chunk := self.read():
+            yield chunk
+
+    def read(self) -> Chunk | None:
+        """The next output; None at the end."""
+        if self._process._coming:
+            return self._process._coming.pop(0)
+        return wait(self._process.read)
+
+    def output(self) -> str:
+        """What it has written so far, without waiting: head and tail, if that is more than the
+        output limit of the sandbox."""
+        return wait(self._process.output)
+
+    def wait(self, timeout: float | None = None) -> CommandResult:
+        """Wait for its end, and read the output on the way. TimeoutError after `timeout` seconds:
+        then it goes on."""
+        return wait(self._process.wait, timeout)
+
+    def detach(self) -> None:
+        """Read no more. The program goes on, and the last of its output is kept for `connect`."""
+        return wait(self._process.detach)
+
+    def send(self, data: str | bytes) -> None:
+        """Write to its input, or type on its terminal. Waits while the program does not read."""
+        return wait(self._process.send, data)
+
+    def close_stdin(self) -> None:
+        """End its input; on a terminal, type Ctrl-D."""
+        return wait(self._process.close_stdin)
+
+    def signal(self, number: int | str) -> bool:
+        """Send a signal ("SIGINT", 2) to the program and its process group. False if it has
+        ended."""
+        return wait(self._process.signal, number)
+
+    def kill(self) -> bool:
+        """Kill it, with all that it started. False if it has ended."""
+        return wait(self._process.kill)
+
+    def resize(self, columns: int, rows: int) -> bool:
+        """The size of its terminal. False if it has ended."""
+        return wait(self._process.resize, columns, rows)
+
+
+@suggests
 class Commands:
     def __init__(self, commands: AsyncCommands) -> None:
         self._commands = commands
@@ -332,8 +271,6 @@ class Commands:
         or the end of the sandbox. `stdin=True` lets `send` write to it. `pty=(columns, rows)` gives
         it a terminal. After `timeout` seconds it is killed (None: never). `name` is for `list`.
         """
-        from belljar.sandbox.process import Process
-
         start = functools.partial(self._commands.start, cmd, stdin=stdin, pty=pty, merge=merge)
         return Process(wait(start, cwd=cwd, env=env, timeout=timeout, name=name))
 
@@ -342,8 +279,6 @@ class Commands:
 
         The last of its output comes first, up to 64 KiB. Several may read one program.
         """
-        from belljar.sandbox.process import Process
-
         return Process(wait(self._commands.connect, pid))
 
     def list(self, *, ended: bool = False) -> list[ProcessInfo]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from belljar.errors import InvalidOption, check_callbacks, check_encodable, suggests
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult
-from belljar.sandbox import options
+from belljar.sandbox import options, process
 from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.outcome import make_command_result
 from belljar.sandbox.output import Kept, Output
+from belljar.sandbox.process import AsyncProcess, ProcessInfo, encode_input
 from belljar.sandbox.run import Cell, OnText, Run
 from belljar.sandbox.streams import Input, Window
-
-if TYPE_CHECKING:
-    from belljar.sandbox.process import AsyncProcess, ProcessInfo
 
 
 @suggests
@@ -80,8 +78,8 @@ class AsyncCommands:
                 result = make_command_result(await run.execute())
         result = replace(result, truncated=result.truncated or run.left_out)
         if format == "bytes":
-            found = {f"{name}_bytes": run.output(name) for name in ("stdout", "stderr")}
-            result = replace(result, **found)
+            stdout, stderr = run.output("stdout"), run.output("stderr")
+            result = replace(result, stdout_bytes=stdout, stderr_bytes=stderr)
         await self._on_change(
             "command",
             cmd=cmd if isinstance(cmd, str) else list(cmd),
@@ -111,8 +109,6 @@ class AsyncCommands:
         or the end of the sandbox. `stdin=True` lets `send` write to it. `pty=(columns, rows)` gives
         it a terminal. After `timeout` seconds it is killed (None: never). `name` is for `list`.
         """
-        from belljar.sandbox import process
-
         asked = make_request(self._lifecycle.workdir, cmd, cwd, env)
         asked |= process.check_start(stdin, pty, timeout, name)
         asked |= {"merge": bool(merge), "shown": cmd if isinstance(cmd, str) else list(cmd)}
@@ -126,15 +122,11 @@ class AsyncCommands:
 
         The last of its output comes first, up to 64 KiB. Several may read one program.
         """
-        from belljar.sandbox import process
-
         async with self._lifecycle.turn() as session:
             return await process.open_process(self._lifecycle, session, {"pid": pid})
 
     async def list(self, *, ended: bool = False) -> list[ProcessInfo]:
         """The programs that run, the oldest first; with `ended`, also the last that have ended."""
-        from belljar.sandbox import process
-
         async with self._lifecycle.turn() as session:
             return await process.list_processes(session, ended=ended)
 
@@ -142,9 +134,7 @@ class AsyncCommands:
 class _Command(Run):
     """A command under way, whose end is waited for."""
 
-    def __init__(
-        self, session: GuestSession, cell: Cell, stdin: bytes, *, truncate: bool
-    ) -> None:
+    def __init__(self, session: GuestSession, cell: Cell, stdin: bytes, *, truncate: bool) -> None:
         super().__init__(session, cell)
         self._stdin = memoryview(stdin)
         self._window, self._input = Window(), Input()
@@ -232,9 +222,3 @@ def make_argv(cmd: str | Sequence[str]) -> list[str]:
         raise InvalidOption("a command has at least one part, and no NUL character")
     check_encodable("a command", "".join(argv))
     return argv
-
-
-def encode_input(stdin: str | bytes | None) -> bytes:
-    if stdin is None:
-        return b""
-    return stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)

@@ -1,4 +1,4 @@
-"""AsyncProcess and Process: a program in the sandbox that goes on beside everything else."""
+"""AsyncProcess: a program in the sandbox that goes on beside everything else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import signal as signals
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -16,15 +16,12 @@ from belljar.errors import GuestLost, InvalidOption, ProtocolError, SandboxError
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult, Outcome, Usage
 from belljar.sandbox import options
-from belljar.sandbox.blocking import wait
-from belljar.sandbox.commands import encode_input
 from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.output import Kept, Output
 from belljar.sandbox.streams import Stream
 
 MAX_SIZE = 1000  # columns or rows of a terminal
-MAX_TEXT = 256 * 1024  # characters that describe a process
 
 
 class Chunk(NamedTuple):
@@ -63,8 +60,7 @@ class AsyncProcess:
     def __init__(self, lifecycle: Lifecycle, stream: Stream, about: Mapping[str, object]) -> None:
         self._lifecycle, self._stream = lifecycle, stream
         self._session = stream.session
-        self.info = parse_info(about)
-        self.pid = self.info.pid
+        self._info = parse_info(about)
         self._takes_input = about.get("stdin") is True
         self._began = time.perf_counter()
         self._coming: list[Chunk] = []  # read, and not given to the caller yet
@@ -73,6 +69,14 @@ class AsyncProcess:
         self._kept = Kept(lifecycle.limits.output)
         self._detached = False
         self._ended: float | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._info.pid
+
+    @property
+    def info(self) -> ProcessInfo:
+        return self._info
 
     def __repr__(self) -> str:
         state = "running" if self.returncode is None else f"ended, {self.returncode}"
@@ -269,9 +273,9 @@ def parse_info(about: Mapping[str, object]) -> ProcessInfo:
     began = about.get("began")
     return ProcessInfo(
         pid=pid,
-        name=_text(about.get("name")),
+        name=None if about.get("name") is None else str(about["name"]),
         cmd=[str(part) for part in cmd] if isinstance(cmd, list) else str(cmd),
-        cwd=_text(about.get("cwd")) or "",
+        cwd=str(about.get("cwd")),
         pty=about.get("pty") is True,
         began=began if isinstance(began, float) and math.isfinite(began) else 0.0,
         alive=end is None,
@@ -299,15 +303,11 @@ def check_start(
 
 
 def check_size(given: object) -> list[int]:
-    if (
-        not isinstance(given, (tuple, list))
-        or len(given) != 2
-        or not all(type(each) is int and 0 < each <= MAX_SIZE for each in given)
-    ):
-        raise InvalidOption(
-            f"the size of a terminal is (columns, rows), not {given!r}", hint="for example (80, 24)"
-        )
-    return list(given)
+    sizes = list(given) if isinstance(given, (tuple, list)) else []
+    if len(sizes) != 2 or not all(type(each) is int and 0 < each <= MAX_SIZE for each in sizes):
+        found = f"the size of a terminal is (columns, rows), not {given!r}"
+        raise InvalidOption(found, hint="for example (80, 24)")
+    return sizes
 
 
 def check_signal(given: int | str) -> int:
@@ -337,95 +337,7 @@ def _number(end: Mapping[str, object], name: str) -> int | None:
     return value if type(value) is int and 0 <= value < 2**31 else None
 
 
-def _text(given: object) -> str | None:
-    return given if isinstance(given, str) else None
-
-
-@suggests
-class Process:
-    """AsyncProcess for blocking code.
-
-    >>> from belljar import Sandbox
-    >>> with Sandbox() as sandbox, sandbox.commands.start("cat", stdin=True) as process:
-    ...     process.send("hello")
-    ...     process.close_stdin()
-    ...     process.wait().stdout
-    'hello'
-    """
-
-    def __init__(self, process: AsyncProcess) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def info(self) -> ProcessInfo:
-        return self._process.info
-
-    @property
-    def returncode(self) -> int | None:
-        """As a shell has it: the exit code, or 128 and the number of the signal that ended it. None
-        while the end was not read."""
-        return self._process.returncode
-
-    @property
-    def skipped(self) -> int:
-        """Bytes of output that this reader lost, because another one was faster."""
-        return self._process.skipped
-
-    def __repr__(self) -> str:
-        return repr(self._process).replace("AsyncProcess", "Process", 1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Kill it if it still runs."""
-        return wait(self._process.__aexit__, *exception)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        while chunk := self.read():
-            yield chunk
-
-    def read(self) -> Chunk | None:
-        """The next output; None at the end."""
-        if self._process._coming:
-            return self._process._coming.pop(0)
-        return wait(self._process.read)
-
-    def output(self) -> str:
-        """What it has written so far, without waiting: head and tail, if that is more than the
-        output limit of the sandbox."""
-        return wait(self._process.output)
-
-    def wait(self, timeout: float | None = None) -> CommandResult:
-        """Wait for its end, and read the output on the way. TimeoutError after `timeout` seconds:
-        then it goes on."""
-        return wait(self._process.wait, timeout)
-
-    def detach(self) -> None:
-        """Read no more. The program goes on, and the last of its output is kept for `connect`."""
-        return wait(self._process.detach)
-
-    def send(self, data: str | bytes) -> None:
-        """Write to its input, or type on its terminal. Waits while the program does not read."""
-        return wait(self._process.send, data)
-
-    def close_stdin(self) -> None:
-        """End its input; on a terminal, type Ctrl-D."""
-        return wait(self._process.close_stdin)
-
-    def signal(self, number: int | str) -> bool:
-        """Send a signal ("SIGINT", 2) to the program and its process group. False if it has
-        ended."""
-        return wait(self._process.signal, number)
-
-    def kill(self) -> bool:
-        """Kill it, with all that it started. False if it has ended."""
-        return wait(self._process.kill)
-
-    def resize(self, columns: int, rows: int) -> bool:
-        """The size of its terminal. False if it has ended."""
-        return wait(self._process.resize, columns, rows)
+def encode_input(stdin: str | bytes | None) -> bytes:
+    if stdin is None:
+        return b""
+    return stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)

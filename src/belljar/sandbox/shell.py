@@ -22,8 +22,9 @@ from typing import Any, Protocol, Self
 from belljar.backends.event_loop import Lock
 from belljar.errors import FileError, InvalidOption, SandboxError, check_callbacks, check_encodable
 from belljar.results.execution import CommandResult, Outcome
+from belljar.runtime import wait
 from belljar.sandbox import options
-from belljar.sandbox.blocking import Sandbox, wait
+from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.run import OnText
 from belljar.sandbox.sandbox import AsyncSandbox

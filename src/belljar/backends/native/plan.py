@@ -23,7 +23,18 @@ _SYSTEM = (
     *("/usr/share", "/usr/include", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
 )
 _SKELETON = (
-    *("/proc", "/tmp", "/dev", "/dev/shm", "/dev/pts", "/etc", "/opt", "/run", "/run/belljar", "/usr"),
+    *(
+        "/proc",
+        "/tmp",
+        "/dev",
+        "/dev/shm",
+        "/dev/pts",
+        "/etc",
+        "/opt",
+        "/run",
+        "/run/belljar",
+        "/usr",
+    ),
     *("/usr/local", "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"),
 )
 

@@ -21,7 +21,7 @@ from belljar.environment.environment import Environment, resolve
 from belljar.errors import CannotTravel, InvalidOption, SandboxError
 from belljar.limits import Limits
 from belljar.policy import RULES, Policy
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 DEFAULT_IMAGE = "dolphin-python-sandbox"
 MOUNT = "/sandbox"

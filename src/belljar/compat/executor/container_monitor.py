@@ -19,7 +19,8 @@ from belljar.compat.executor.container_stats import DOCKER_AVAILABLE as DOCKER_A
 from belljar.compat.executor.container_stats import MB, MISSING, ContainerStats, ContainerStatus
 from belljar.observe import orphans
 from belljar.observe.sampling import Monitor
-from belljar.sandbox.blocking import Sandbox, wait
+from belljar.runtime import wait
+from belljar.sandbox.blocking import Sandbox
 from belljar.sandbox.sandbox import AsyncSandbox
 
 __all__ = ["ContainerMonitor", "ContainerStats", "ContainerStatus"]

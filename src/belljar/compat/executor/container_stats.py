@@ -22,7 +22,7 @@ from belljar import runtime
 from belljar.errors import InvalidOption, SandboxError
 from belljar.observe.metrics import Metrics
 from belljar.observe.sampling import Monitor
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from belljar.compat.executor.runtime_monitor import RuntimeMonitor
 from belljar.compat.executor.security_validator import SecurityValidator
 from belljar.errors import InvalidOption, SandboxError
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox.blocking import Sandbox, wait
+from belljar.runtime import wait
+from belljar.sandbox.blocking import Sandbox
 
 if TYPE_CHECKING:
     from belljar.sandbox.options import PolicyLike

@@ -45,8 +45,8 @@ from belljar.limits import Limits
 from belljar.policy import source
 from belljar.policy.document import Caps
 from belljar.results.execution import Execution
+from belljar.runtime import wait
 from belljar.sandbox.blocking import Sandbox as Jar
-from belljar.sandbox.blocking import wait
 
 logger = logging.getLogger("belljar")
 

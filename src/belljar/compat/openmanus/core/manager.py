@@ -18,7 +18,7 @@ from belljar.compat.openmanus.core.sandbox import DockerSandbox
 from belljar.compat.placement import across
 from belljar.errors import ManagerFull, SandboxError
 from belljar.pool.manager import AsyncSandboxManager
-from belljar.sandbox.blocking import wait
+from belljar.runtime import wait
 from belljar.sandbox.sandbox import AsyncSandbox
 
 PATIENCE = 5.0  # seconds that a deletion waits for an operation under way
