@@ -24,7 +24,7 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -166,6 +166,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_TASKS: set[asyncio.Task[object]] = set()  # asyncio itself keeps no reference
 _CALLS: ContextVar[tuple[object, ...]] = ContextVar("belljar_calls", default=())
 
 
@@ -216,6 +217,30 @@ def post(loop: Any, function: Callable[[], object]) -> bool:
     except RuntimeError:  # trio's error is a RuntimeError, too
         return False
     return True
+
+
+def start_task(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
+    """Have the running loop do something beside the task that calls this. Gives what cancels it,
+    under that loop. The function must not raise."""
+    if _in_asyncio_task():
+        task = asyncio.get_running_loop().create_task(function())
+        _TASKS.add(task)
+        task.add_done_callback(_TASKS.discard)
+
+        def cancel() -> None:
+            task.cancel()
+
+        return cancel
+    import trio
+
+    scope = trio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await function()
+
+    trio.lowlevel.spawn_system_task(run)
+    return scope.cancel
 
 
 def is_cancelled() -> bool:

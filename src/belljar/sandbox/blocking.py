@@ -8,11 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +36,7 @@ from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
+from belljar.sandbox.ports import AsyncPorts, Forward
 from belljar.sandbox.process import AsyncProcess, Chunk, ProcessInfo
 from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
@@ -287,6 +285,29 @@ class Commands:
 
 
 @suggests
+class Ports:
+    """Servers in the sandbox, reached from this process."""
+
+    def __init__(self, ports: AsyncPorts) -> None:
+        self._ports = ports
+
+    def connect(self, port: int, *, timeout: float | None = None) -> socket.socket:
+        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+
+        `timeout` is in seconds, for a server that does not listen yet.
+        """
+        return wait(self._ports.dial, port, timeout=timeout)
+
+    def forward(self, port: int, *, to: int = 0, timeout: float | None = None) -> Forward:
+        """Listen on this host's loopback, at port `to` (0: any free one), and pass connections on
+        to a server in the sandbox, until it is closed or the sandbox ends: "127.0.0.1:PORT".
+
+        With `timeout`, wait so many seconds for the server first.
+        """
+        return wait(self._ports.forward, port, to=to, timeout=timeout)
+
+
+@suggests
 class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
@@ -322,6 +343,11 @@ class Sandbox:
     def files(self) -> Files:
         """Files of the sandbox."""
         return Files(self._sandbox.files)
+
+    @functools.cached_property
+    def ports(self) -> Ports:
+        """Servers in the sandbox."""
+        return Ports(self._sandbox.ports)
 
     @classmethod
     def create(cls, *unnamed: Never, **given: Unpack[SandboxOptions]) -> Self:

@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -56,6 +56,7 @@ class Lifecycle:
         self.starting = Lock()
         self.stopped = True  # `look` is not called
         self._adopted: Guest | None = None
+        self.on_end: list[Callable[[], object]] = []  # called when it can no longer be used
         self.pid = os.getpid()
 
     @property
@@ -218,9 +219,14 @@ class Lifecycle:
         """
         if self.ended is None:
             self.ended = why
+            self._tell_end()
             session = self.session
             if session is not None and (self.busy or not session.shared):
                 session.guest.kill()
+
+    def _tell_end(self) -> None:
+        while self.on_end:
+            self.on_end.pop()()
 
     async def save(self) -> None:
         """Bring the workspace out, before the sandbox is closed."""
@@ -233,6 +239,7 @@ class Lifecycle:
         session = self.session
         if session is not None and session.shared:
             self.ended = self.ended or "is closed"  # `leave` ends what belongs to this branch
+            self._tell_end()
         else:
             self.end("is closed")
         self.stopped = True
@@ -263,6 +270,7 @@ class Lifecycle:
     def discard(self, name: str) -> None:
         """End the guest of a sandbox that was not closed, without waiting. From any thread."""
         session, self.stopped = self.session, True
+        self._tell_end()
         if session is not None and os.getpid() == self.pid:
             warnings.warn(f"{name} was not closed", ResourceWarning, stacklevel=3)
             if self.persistence is not None:

@@ -48,6 +48,7 @@ from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
+from belljar.sandbox.ports import AsyncPorts
 from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class AsyncSandbox:
     def files(self) -> AsyncFiles:
         """Files of the sandbox."""
         return AsyncFiles(self._lifecycle, on_change=self._note_change)
+
+    @functools.cached_property
+    def ports(self) -> AsyncPorts:
+        """Servers in the sandbox."""
+        return AsyncPorts(self._lifecycle)
 
     def _check_start(self) -> None:
         """Called before each start of a guest, which a subclass may refuse."""

@@ -1,0 +1,172 @@
+"""Ports: servers in the sandbox, reached from the host. The guest reaches nothing by them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from typing import Self
+
+import anyio
+from anyio.abc import ByteStream, SocketStream, UNIXSocketStream
+
+from belljar.backends import event_loop
+from belljar.errors import InvalidOption, SandboxError, suggests
+from belljar.sandbox import options
+from belljar.sandbox.lifecycle import Lifecycle
+from belljar.sandbox.streams import Stream
+
+RETRY = 0.05  # seconds between attempts to reach a server that does not listen yet
+MAX_CONNECTIONS = 256  # of one forwarded port, at once
+REFUSED = "Connection refused"  # as init says it
+
+
+class Connection(ByteStream):
+    """A connection to a server in the sandbox, as a byte stream of anyio."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._rest = b""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if not self._rest:
+            chunks = await self._stream.receive()
+            if not chunks:
+                raise anyio.EndOfStream
+            self._rest = b"".join(data for _, data in chunks)
+        data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
+        return data
+
+    async def send(self, item: bytes) -> None:
+        if self._stream.end is not None:
+            raise anyio.BrokenResourceError
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.end_input()
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._stream.close()
+
+
+class Forward(str):
+    """The address of a forwarded port, "127.0.0.1:PORT", until it is closed."""
+
+    port: int  # on this host
+    _forwarding: _Forwarding
+
+    def close(self) -> None:
+        """Listen no more, and end the connections. May be called twice, from any thread."""
+        self._forwarding.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Forwarding:
+    """One listener, and the connections that came by it."""
+
+    def __init__(self, ports: AsyncPorts, port: int, listener: anyio.abc.Listener[SocketStream]):
+        self._ports, self._port, self._listener = ports, port, listener
+        self._slots = anyio.Semaphore(MAX_CONNECTIONS)
+        self.loop = event_loop.here()
+        self.cancel = event_loop.start_task(self._serve)
+
+    def close(self) -> None:
+        event_loop.post(self.loop, self.cancel)
+
+    async def _serve(self) -> None:
+        async with self._listener:
+            await self._listener.serve(self._pass_on)
+
+    async def _pass_on(self, client: SocketStream) -> None:
+        async with self._slots, client:
+            try:
+                async with await self._ports.connect(self._port) as server:
+                    await relay(client, server)
+            except (SandboxError, OSError):
+                return  # the client sees its connection end
+
+
+async def relay(one: ByteStream, other: ByteStream) -> None:
+    """Pass bytes on in both directions, until both have ended or one has failed."""
+
+    async def copy(source: ByteStream, target: ByteStream) -> None:
+        try:
+            async for data in source:
+                await target.send(data)
+            await target.send_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, SandboxError):
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(copy, one, other)
+        await copy(other, one)
+
+
+@suggests
+class AsyncPorts:
+    """Servers in the sandbox, reached from this process."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    async def connect(self, port: int, *, timeout: float | None = None) -> Connection:
+        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+
+        `timeout` is in seconds, for a server that does not listen yet.
+        """
+        check_port(port, least=1)
+        deadline = time.monotonic() + (options.check_timeout(timeout, None) or 0.0)
+        while True:
+            session = await self._lifecycle.connect()
+            stream = Stream(session)
+            async with session.streaming():
+                answer = await stream.open({"port": port})
+            if "error" not in answer:
+                return Connection(stream)
+            if time.monotonic() >= deadline:
+                what = str(answer["error"])[:200]
+                refused = what == REFUSED
+                number = errno.ECONNREFUSED if refused else errno.EIO
+                raise OSError(number, f"port {port} of the sandbox: {what}")
+            await anyio.sleep(RETRY)
+
+    async def dial(self, port: int, *, timeout: float | None = None) -> socket.socket:
+        """A connection for blocking code."""
+        server = await self.connect(port, timeout=timeout)
+        ours, theirs = socket.socketpair()
+
+        async def serve() -> None:
+            async with server, await UNIXSocketStream.from_socket(ours) as client:
+                await relay(client, server)
+
+        event_loop.start_task(serve)
+        return theirs
+
+    async def forward(self, port: int, *, to: int = 0, timeout: float | None = None) -> Forward:
+        """Listen on this host's loopback, at port `to` (0: any free one), and pass connections on
+        to a server in the sandbox, until it is closed or the sandbox ends: "127.0.0.1:PORT".
+
+        With `timeout`, wait so many seconds for the server first.
+        """
+        check_port(port, least=1)
+        check_port(to, least=0)
+        if timeout is not None:
+            await (await self.connect(port, timeout=timeout)).aclose()
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=to)
+        number = listener.extra(anyio.abc.SocketAttribute.local_port)
+        address = Forward(f"127.0.0.1:{number}")
+        address.port = number
+        address._forwarding = _Forwarding(self, port, listener)
+        self._lifecycle.on_end.append(address.close)
+        return address
+
+
+def check_port(port: int, *, least: int) -> None:
+    if type(port) is not int or not least <= port < 65536:
+        raise InvalidOption(f"a port is a number from {least} to 65535, not {port!r}")
