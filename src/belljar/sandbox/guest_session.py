@@ -73,6 +73,10 @@ class GuestSession:
     def shared(self) -> bool:
         return len(self._branches) > 1
 
+    def takes_turns(self, branch: int) -> bool:
+        """True if programs of this branch may have to wait for its turn."""
+        return self.shared or self._active != branch
+
     def check_free(self, branch: int | None = None) -> None:
         """Raise if a host function would wait for the end of the cell that called it."""
         serving = SERVING.get()

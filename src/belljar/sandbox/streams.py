@@ -85,6 +85,7 @@ class Stream:
         self._waiting = 0  # tasks
         self._connects = False  # to a port: the server may end its output alone
         self._over = False  # it has
+        self._lost = False  # with the guest
         self.skipped = 0  # bytes that the guest dropped, because this was read too slowly
         self.end: Mapping[str, object] | None = None  # what the guest said at the end
 
@@ -111,7 +112,9 @@ class Stream:
 
     async def receive(self, *, wait: bool = True) -> list[tuple[str, bytes]]:
         """What has come, and of which output it is; nothing at the end."""
-        while wait and self._session.shared and not self._has_news():
+        if self._lost:
+            raise _lost()
+        while wait and not self._has_news() and self._session.takes_turns(self._branch):
             async with self._session.turn(self._branch):
                 pass  # other forks stop the programs of this one
             with anyio.move_on_after(TURN):
@@ -190,9 +193,9 @@ class Stream:
         try:
             yield
         except Lost:
-            self.end = self.end or {}
+            self._lost, self.end = True, {}
             self._exchange.close()
-            raise GuestLost("the sandbox has ended, and with it this stream") from None
+            raise _lost() from None
         except ProtocolError:
             self._session.kill()
             self.end = {}
@@ -222,3 +225,7 @@ class Stream:
         else:
             drop(frame)
             raise ProtocolError(f"unexpected frame of kind {frame.kind}")
+
+
+def _lost() -> GuestLost:
+    return GuestLost("the sandbox has ended, and with it this stream")
