@@ -7,8 +7,9 @@ import pytest
 
 from belljar import AsyncSandbox, Sandbox, run
 from belljar.files.api import AsyncFiles
-from belljar.sandbox.blocking import Commands, Files, Process
+from belljar.sandbox.blocking import Commands, Contexts, Files, Process
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.contexts import AsyncContexts
 from belljar.sandbox.options import DEFAULTS, SandboxOptions
 from belljar.sandbox.process import AsyncProcess
 
@@ -17,6 +18,7 @@ PAIRS = [
     (Files, AsyncFiles),
     (Commands, AsyncCommands),
     (Process, AsyncProcess),
+    (Contexts, AsyncContexts),
 ]
 # What the parts of AsyncSandbox use among each other; nobody else is meant to.
 INTERNAL = {
@@ -24,6 +26,10 @@ INTERNAL = {
     "last_used",
     "call",
     "root",
+    "find",
+    "check_alone",
+    "running",
+    "dial",
 }
 
 # Written here and not derived, so that a name that vanishes from both is missed.
@@ -56,7 +62,10 @@ PROMISED = {
         "start",
         "commands",
         "files",
+        "ports",
+        "contexts",
     ],
+    Contexts: ["create", "list", "restart", "remove"],
     Files: [
         "read",
         "write",

@@ -38,7 +38,7 @@ class Branches:
         self.replacing = False  # while True, init starts no worker for one that has ended
 
     def _new_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._init, self._setup, self._init.on_worker_frame)
+        return WorkerProcess(self._init, self._setup, self._init.default.on_frame)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Branches:
         checkpoint = self._checkpoints.get(number)
         if checkpoint is None:
             self._reply(frame, NO_CHECKPOINT, {"lost": True})
-            self._init.start_worker()
+            self._init.default.start_worker()
             return
 
         def done(copy: Copy) -> None:
@@ -94,7 +94,7 @@ class Branches:
             if copy.error:
                 self._release(copy.worker, copy.files)
                 self._reply(frame, f"{copy.error}; variables are lost, files are as they were")
-                self._init.start_worker()
+                self._init.default.start_worker()
                 return
             self._activate(copy.worker)
             files, checkpoint.files = checkpoint.files, ""
@@ -182,7 +182,7 @@ class Branches:
         if target.worker.pid:
             self._wake()
         else:
-            self._init.start_worker()
+            self._init.default.start_worker()
 
     # -- making copies ----------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ class Branches:
         if branch.asleep:
             branch.asleep = False
             branch.worker.send(wire.pack(wire.WAKE, 0))
-        self._init.send_functions()
+        self._init.default.send_functions()
 
     def _stop(self, branch: Branch) -> None:
         """Stop the processes of the active branch: all that belong to no other."""

@@ -10,7 +10,6 @@ import json
 import operator
 import os
 import stat as modes
-import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..protocol import messages, removal, wire
@@ -127,30 +126,6 @@ Census = Dict[str, Entry]
 MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
 CLOCK_INTERVAL = 64  # entries between two checks of the clock
 _get_state = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-
-
-class WatchedDirectory:
-    """A directory that is examined before and after each cell. While it is empty, one stat() is
-    enough."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._empty: Optional[Tuple[int, int, int]] = None  # device, inode, ctime
-
-    def take_census(self) -> Optional[Census]:
-        try:
-            status = os.stat(self._root)
-        except OSError:
-            return None
-        # A new or removed entry changes the ctime, which no process can set.
-        state = status.st_dev, status.st_ino, status.st_ctime_ns
-        if state == self._empty:
-            return {}
-        # If it changed just now, the next change might get the same time.
-        settled = time.time_ns() - status.st_ctime_ns > messages.FRESH
-        found = take_census(self._root)
-        self._empty = state if found == {} and settled else None
-        return found
 
 
 def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:

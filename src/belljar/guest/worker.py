@@ -277,6 +277,8 @@ class Worker:
 
     def _run_operation(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
         namespace, operation = self._module.__dict__, frame.header.get("op")
+        if "cwd" in frame.header:
+            os.chdir(frame.header["cwd"])
         header: Dict[str, Any] = {"status": "ok"}
         if operation == "put":
             namespace.update(self._channel.decode_value(frame, fds))

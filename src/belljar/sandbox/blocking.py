@@ -34,6 +34,7 @@ from belljar.results.execution import CommandResult, Execution
 from belljar.runtime import call, wait
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.contexts import AsyncContexts, Context
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.ports import AsyncPorts, Forward
@@ -285,6 +286,30 @@ class Commands:
 
 
 @suggests
+class Contexts:
+    """More interpreters of one sandbox: `run_code(code, context=...)`."""
+
+    def __init__(self, contexts: AsyncContexts) -> None:
+        self._contexts = contexts
+
+    def create(self, name: str | None = None, *, cwd: str | None = None) -> Context:
+        """Another interpreter, which starts in `cwd` (None: the workspace)."""
+        return wait(self._contexts.create, name, cwd=cwd)
+
+    def list(self) -> list[Context]:
+        """All, the oldest first; not the sandbox's own."""
+        return wait(self._contexts.list)
+
+    def restart(self, context: Context | str) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+        return wait(self._contexts.restart, context)
+
+    def remove(self, context: Context | str) -> None:
+        """End the interpreter, with what it has started."""
+        return wait(self._contexts.remove, context)
+
+
+@suggests
 class Ports:
     """Servers in the sandbox, reached from this process."""
 
@@ -343,6 +368,11 @@ class Sandbox:
     def files(self) -> Files:
         """Files of the sandbox."""
         return Files(self._sandbox.files)
+
+    @functools.cached_property
+    def contexts(self) -> Contexts:
+        """More interpreters, beside the sandbox's own."""
+        return Contexts(self._sandbox.contexts)
 
     @functools.cached_property
     def ports(self) -> Ports:
@@ -423,6 +453,7 @@ class Sandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        context: Context | str | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -431,6 +462,7 @@ class Sandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        `context` is another interpreter of the sandbox: see `contexts`.
         """
         return call(
             self._sandbox.run_code,
@@ -442,6 +474,7 @@ class Sandbox:
             on_result=on_result,
             env=env,
             undo_on_error=undo_on_error,
+            context=context,
         )
 
     def put(self, /, **values: object) -> None:
@@ -518,9 +551,9 @@ class Sandbox:
         """
         return self._from_async(wait(self._sandbox.fork))
 
-    def interrupt(self) -> None:
+    def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        return wait(self._sandbox.interrupt)
+        return wait(self._sandbox.interrupt, context)
 
     def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.

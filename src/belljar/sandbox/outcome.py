@@ -123,7 +123,7 @@ async def make_execution(
     error = parse_error(run.done.payload) if run.done is not None and status == "error" else None
     # Since the last cell, not since the start of this one: a process that is killed in between,
     # because of memory that the last cell left behind, may die only now.
-    kills = run.memory_kills_in_all - kills_before
+    kills = max(run.memory_kills_in_all - kills_before, run.memory_kills)  # others may run beside
     outcome = decide(
         status=status,
         error=error.name if error else None,

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import events
 from belljar.backends.base import Location, UsageSample
-from belljar.backends.event_loop import Lock, move_to_loop
+from belljar.backends.event_loop import move_to_loop
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import (
@@ -43,6 +43,7 @@ from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.contexts import AsyncContexts, Context, Interpreter
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
@@ -77,10 +78,7 @@ class AsyncSandbox:
     def _set_up(self, given: Options, functions: Registry | None = None) -> None:
         self._options = given
         self._lifecycle = Lifecycle(self, given, functions)
-        self._turn = Lock()
-        self._run: Run | None = None
-        self._count = 0
-        self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
+        self._main = Interpreter()
 
     @functools.cached_property
     def commands(self) -> AsyncCommands:
@@ -91,6 +89,11 @@ class AsyncSandbox:
     def files(self) -> AsyncFiles:
         """Files of the sandbox."""
         return AsyncFiles(self._lifecycle, on_change=self._note_change)
+
+    @functools.cached_property
+    def contexts(self) -> AsyncContexts:
+        """More interpreters, beside the sandbox's own."""
+        return AsyncContexts(self._lifecycle)
 
     @functools.cached_property
     def ports(self) -> AsyncPorts:
@@ -178,7 +181,8 @@ class AsyncSandbox:
     def engaged(self) -> bool:
         """Whether anything runs, or waits for its turn or for the start."""
         lifecycle = self._lifecycle
-        return lifecycle.busy > 0 or self._turn.locked() or lifecycle.starting.locked()
+        waiting = self._main.turn.locked() or self.contexts.running()
+        return lifecycle.busy > 0 or waiting or lifecycle.starting.locked()
 
     @property
     def _session(self) -> GuestSession | None:
@@ -243,6 +247,7 @@ class AsyncSandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        context: Context | str | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -251,7 +256,11 @@ class AsyncSandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        `context` is another interpreter of the sandbox: see `contexts`.
         """
+        where = self._main if context is None else self.contexts.find(context)
+        if undo_on_error and context is not None:
+            self.contexts.check_alone()
         if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
@@ -286,9 +295,9 @@ class AsyncSandbox:
                 report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
-                execution = outcome.make_rejected(report, self._count)
+                execution = outcome.make_rejected(report, where.count)
             else:
-                execution = await self._run_cell(given, cell, report)
+                execution = await self._run_cell(given, cell, report, where)
         except BaseException as error:
             if events.cell_subscriptions:
                 events.tell(
@@ -315,13 +324,14 @@ class AsyncSandbox:
             )
         return execution
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         self._lifecycle.check_usable()
-        if self._run is not None and self._session is not None:
+        where = self._main if context is None else self.contexts.find(context)
+        if where.run is not None and self._session is not None:
             await self._session.settle()
-        if self._run is not None:
-            await self._run.interrupt()
+        if where.run is not None:
+            await where.run.interrupt()
 
     async def _check_policy(self, policy: Policy, code: str) -> Report:
         self._lifecycle.check_usable()
@@ -341,17 +351,19 @@ class AsyncSandbox:
         if lifecycle.session is not None:
             lifecycle.session.check_free()
 
-    async def _run_cell(self, code: Code, cell: Cell, report: Report | None) -> Execution:
+    async def _run_cell(
+        self, code: Code, cell: Cell, report: Report | None, where: Interpreter
+    ) -> Execution:
         began, persistence = time.time(), self._lifecycle.persistence
         await self._get_ready()
-        async with self._turn:
+        async with where.turn:
             before: Checkpoint | None = None
             if code.undo_on_error:
                 await move_to_loop()
                 before = await self._keep(cell.timeout)
-            self._count += 1
+            where.count += 1
             try:
-                execution, _ = await self._execute(cell)
+                execution, _ = await self._execute(cell, where)
                 if execution.outcome is not Outcome.ok:
                     said = tuple(advice.notes(execution, self._options, cell.timeout))
                     execution = replace(execution, notes=(*execution.notes, *said))
@@ -365,43 +377,54 @@ class AsyncSandbox:
                 execution = await persistence.keep(code, execution, self._session, began=began)
         return execution if report is None else replace(execution, policy=report)
 
-    async def _execute(self, cell: Cell, *, with_value: bool = True) -> tuple[Execution, Finished]:
+    async def _execute(
+        self, cell: Cell, where: Interpreter, *, with_value: bool = True
+    ) -> tuple[Execution, Finished]:
         """Run one cell, or one operation on variables, to its end."""
         lifecycle = self._lifecycle
         session = await lifecycle.connect()
+        if where.session is not None and where.session is not session:
+            raise SandboxError(
+                "the context was lost with the guest that it was in", hint="make a new one"
+            )
         branch, functions = lifecycle.branch, lifecycle.functions
         await session.begin_turn(branch)
         try:
             if lifecycle.persistence is not None:
                 await lifecycle.persistence.refresh(session)
-            cell.header.update(count=self._count, output=cell.limits.output)
+            cell.header.update(count=where.count, output=cell.limits.output)
+            key = branch
+            if where.number:
+                cell.header["context"], key = where.number, -where.number
             version = 0 if functions is None else functions.version
-            if session.functions.get(branch, 0) != version:
+            if session.functions.get(key, 0) != version:
                 cell.header["functions"] = [] if functions is None else functions.specs()
-                session.functions[branch] = version
-            self._run = Run(session, cell, functions)
+                session.functions[key] = version
+            run = where.run = Run(session, cell, functions)
             try:
                 with lifecycle.working():
-                    finished = await session.serve(self._run.execute)
+                    finished = await session.serve(run.execute)
             finally:
-                self._run = None
+                where.run = None
         finally:
             session.end_turn()
-        return await self._judge(finished, session, with_value=with_value), finished
+        return await self._judge(finished, session, where, with_value=with_value), finished
 
     async def _judge(
-        self, finished: Finished, session: GuestSession, *, with_value: bool
+        self, finished: Finished, session: GuestSession, where: Interpreter, *, with_value: bool
     ) -> Execution:
         lifecycle = self._lifecycle
-        state_lost, lifecycle.state_lost = lifecycle.state_lost, finished.done is None
+        state_lost = False
+        if where is self._main:
+            state_lost, lifecycle.state_lost = lifecycle.state_lost, finished.done is None
         remarks: tuple[str, ...] = ()
         if with_value:  # else there is no Execution that the caller sees
-            remarks, self._remarks = self._remarks, ()
+            remarks, where.remarks = where.remarks, ()
         kills, session.memory_kills = session.memory_kills, finished.memory_kills_in_all
         return await outcome.make_execution(
             finished,
             limits=self._options.limits,
-            count=self._count,
+            count=where.count,
             kills_before=kills,
             ended=lifecycle.ended,
             state_lost=state_lost,
@@ -450,8 +473,8 @@ class AsyncSandbox:
     ) -> Finished:
         cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
         await self._get_ready()
-        async with self._turn:
-            execution, finished = await self._execute(cell, with_value=False)
+        async with self._main.turn:
+            execution, finished = await self._execute(cell, self._main, with_value=False)
         if not execution.state_preserved:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
@@ -516,7 +539,7 @@ class AsyncSandbox:
         (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
         """
         await self._get_ready()
-        async with self._turn:
+        async with self._main.turn:
             made = await self._keep(self.limits.timeout)
         self._lifecycle.record("checkpoint", id=str(made.id))
         return made
@@ -524,7 +547,7 @@ class AsyncSandbox:
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
         await self._get_ready()
-        async with self._turn:
+        async with self._main.turn:
             await self._go_back(checkpoint, self.limits.timeout)
             if self._lifecycle.persistence is not None:
                 await self._lifecycle.persistence.save(self._session)
@@ -549,11 +572,13 @@ class AsyncSandbox:
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
         await self._get_ready()
-        async with self._turn, lifecycle.turn() as session:
+        async with self._main.turn, lifecycle.turn() as session:
+            self.contexts.check_alone()
             branch, lacks = await session.keep(branch=True, timeout=self.limits.timeout)
         functions = None if lifecycle.functions is None else lifecycle.functions.copy()
         forked = self._from_options(options.make_fork_options(self._options), functions)
-        forked._count, forked._remarks = self._count, _describe_lacks(lacks, "the fork")
+        forked._main.count = self._main.count
+        forked._main.remarks = _describe_lacks(lacks, "the fork")
         forked._lifecycle.state_lost = lifecycle.state_lost
         lifecycle.record("fork", id=forked.id)
         forked._lifecycle.join(session, branch)
@@ -561,6 +586,7 @@ class AsyncSandbox:
 
     async def _keep(self, timeout: float | None) -> Checkpoint:
         async with self._lifecycle.turn() as session:
+            self.contexts.check_alone()
             number, lacks = await session.keep(branch=False, timeout=timeout)
         lost = self._lifecycle.state_lost
         return Checkpoint(id=number, lacks=lacks, fresh=lost, session=session)
@@ -568,9 +594,10 @@ class AsyncSandbox:
     async def _go_back(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
         async with self._lifecycle.turn() as session:
             _check_owner(checkpoint, session)
+            self.contexts.check_alone()
             await session.go_back(checkpoint.id, timeout)
         self._lifecycle.state_lost = checkpoint.fresh
-        self._remarks = _describe_lacks(checkpoint.lacks, "the checkpoint")
+        self._main.remarks = _describe_lacks(checkpoint.lacks, "the checkpoint")
 
     async def _undo(self, before: Checkpoint, execution: Execution) -> Execution:
         session = before.session
@@ -586,7 +613,7 @@ class AsyncSandbox:
             # After any other error the interpreter was ended to make room for the other one.
             as_before = execution.state_preserved and isinstance(error, CheckpointLost)
             return replace(execution, notes=notes, state_preserved=as_before)
-        remarks, self._remarks = self._remarks, ()
+        remarks, self._main.remarks = self._main.remarks, ()
         await session.release(before.id)
         kept = [note for note in execution.notes if note != outcome.RESTARTED]
         notes = (*kept, "what it did was undone", *remarks)
@@ -608,7 +635,7 @@ class AsyncSandbox:
         """Called after each operation, other than a cell, that may have changed files."""
         lifecycle = self._lifecycle
         if lifecycle.persistence is not None:
-            self._remarks += tuple(await lifecycle.persistence.save(self._session))
+            self._main.remarks += tuple(await lifecycle.persistence.save(self._session))
             lifecycle.persistence.record_event(event, **fields)
         if not events.cell_subscriptions:
             return
