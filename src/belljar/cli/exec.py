@@ -114,6 +114,7 @@ async def _execute(
             env=env,
             timeout=limit,
         )
+        failure: Exception | None = None
         with _raw_terminal(bool(size)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_pass_signals, process)
@@ -121,9 +122,13 @@ async def _execute(
                     tasks.start_soon(_pass_input, process)
                 try:
                     async for chunk in process:
-                        _write(1 if chunk.stream == "stdout" else 2, chunk.data)
-                finally:
-                    tasks.cancel_scope.cancel()
+                        fd = 1 if chunk.stream == "stdout" else 2
+                        await anyio.to_thread.run_sync(_write, fd, chunk.data)
+                except (OSError, SandboxError) as error:
+                    failure = error  # raised below, and not as a group
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         result = await process.wait()
     return exit_codes.from_command(result)
 
