@@ -17,7 +17,6 @@ _PALETTES = ("RGB", "RGBA")
 _MAX_PALETTE = 4 * 256
 # Depth and colour type in a PNG.
 _PNG = {"1": (1, 0), "L": (8, 0), "LA": (8, 4), "RGB": (8, 2), "RGBA": (8, 6), "P": (8, 3)}
-_NOT_HERE = "is a PIL image; install pillow here to receive it"
 
 
 def encode_image(packer: Packer, value: Any) -> Optional[Dict[str, Any]]:
@@ -55,10 +54,11 @@ def _decode_image(unpacker: Unpacker, body: Any) -> Any:
         image = unpacker.imported("PIL.Image", "PIL image")
     except CannotTravel:
         # A palette with transparency has another form in a PNG.
-        if mode not in _PNG or not (width and height) or kind == "RGBA":
-            raise unpacker.refusal(_NOT_HERE) from None
-        png = _write_png(mode, width, height, pixels, palette) if unpacker.reception.lenient else b""
-        return unpacker.soften(f"{_NOT_HERE}, else as PNG", png)
+        writable = mode in _PNG and width and height and kind != "RGBA"
+        if not writable or not unpacker.reception.lenient:
+            raise unpacker.refusal("is a PIL image; install pillow here to receive it") from None
+        png = _write_png(mode, width, height, pixels, palette)
+        return unpacker.soften("is a PIL image, as PNG without pillow", png)
     if not (width and height):
         return image.new(mode, (width, height))
     made = image.frombytes(mode, (width, height), bytes(pixels))

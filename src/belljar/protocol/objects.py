@@ -103,10 +103,10 @@ def _decode_object(unpacker: Unpacker, body: Any) -> Any:
     unpacker.leave()
     kind = unpacker.reception.find_class(name)
     shown = name.replace("__main__:", "").replace(":", ".")
-    reason = f"is a {shown}, which is not known here"
+    reason = f"is a {shown}, which only its sender knows"
     if isinstance(kind, type):
         if _BUILDERS.get(_find_form(kind) or "") is not build:
-            reason = f"is a {shown}, which is another kind of class here"
+            reason = f"is a {shown}, which is another kind of class to its sender"
         else:
             try:
                 return build(kind, member, plain)

@@ -50,6 +50,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_DEPTH",
     "MAX_TEXT",
+    "STRICT",
     "CannotTravel",
     "Encoded",
     "NotPlain",
