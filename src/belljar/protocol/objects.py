@@ -131,14 +131,11 @@ def _build_dataclass(kind: Any, member: Any, plain: Any) -> Any:
 
 
 def _build_model(kind: Any, member: Any, plain: Any) -> Any:
-    """By validation. A model that has aliases wants these."""
-    if type(plain) is dict and not kind.__pydantic_root_model__:
-        aliases = {name: field.validation_alias for name, field in kind.model_fields.items()}
-        plain = {
-            aliases[name] if type(aliases.get(name)) is str else name: item
-            for name, item in plain.items()
-        }
-    return kind.model_validate(plain)
+    """By validation. Fields have their own names, also where the model has aliases."""
+    try:
+        return kind.model_validate(plain, by_name=True)
+    except TypeError:  # before pydantic 2.11
+        return kind.model_validate(plain)
 
 
 _BUILDERS: Dict[str, Callable[[Any, Any, Any], Any]] = {

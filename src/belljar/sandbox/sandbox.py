@@ -464,7 +464,7 @@ class AsyncSandbox:
         if not execution.state_preserved:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
-            name = str(header.get("name"))
+            name = None if header["op"] == "put" else str(header["name"])
             if execution.error.name == "NameError" and header["op"] == "get":
                 raise NameMissing(f"the sandbox has no variable {name!r}")
             if execution.error.name == "CannotTravel":

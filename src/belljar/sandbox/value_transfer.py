@@ -25,6 +25,7 @@ FEW = 32  # items
 MAX_RECORDED_SOURCE = 1 << 40  # no limit: the value was put before
 MAX_TEXT = 64 * 1024 * 1024  # of a value that goes in; the guest limits memory
 MAX_DESCRIBED = 4000  # characters of the repr() of an object
+_NAMED = re.compile(r"\bvalue\['(\w+)'\]")
 _SENDERS_CLASS = "which only its sender knows"
 
 Blob = bytes | mmap.mmap
@@ -62,7 +63,7 @@ async def encode_named(given: Mapping[str, object], limit: int, *, lenient: bool
     try:
         return await encode(dict(given), limit, lenient=lenient)
     except CannotTravel as error:
-        words = re.sub(r"\bvalue\['(\w+)'\]", r"\1", error.message)
+        words = _NAMED.sub(r"\1", error.message)
         raise CannotTravel(words, hint=error.hint) from None
 
 
@@ -117,10 +118,14 @@ def receive(types: Iterable[object], *, lenient: bool) -> values.Reception:
     return values.Reception(lambda named: classes.get(signature.class_name(named)), lenient)
 
 
-def refused_inside(message: str, name: str) -> CannotTravel:
-    """For what the guest's side of a `get` or `put` said."""
-    words = re.sub(r"^value(?:\['(\w+)'\])?", lambda found: found[1] or name, message)
-    hint = "with lenient=True it is plain data there" if _SENDERS_CLASS in words else None
+def refused_inside(message: str, name: str | None) -> CannotTravel:
+    """For what the guest's side of a `get` of this name, or of a `put`, said."""
+    if name is not None:
+        words, hint = message.replace("value", name, 1), None
+        if " is a " in message:
+            hint = "get(..., lenient=True) takes such a part as plain data or text"
+    else:
+        words, hint = _NAMED.sub(r"\1", message), "with lenient=True it is plain data there"
     return CannotTravel(words[:2000], hint=hint)
 
 
