@@ -93,8 +93,8 @@ MAX_ITEMS = 100_000  # of an array; JSON is the wrong format for more
 def as_json(value: object) -> object:
     """The value in JSON's types, or None if JSON cannot hold it.
 
-    A tuple, set or range becomes a list; dates, Decimals, UUIDs and paths become text; numpy scalars
-    become numbers and small arrays lists. A table becomes None: its data are in the result.
+    A tuple, set or range becomes a list; dates, Decimals, UUIDs and paths become text; numpy
+    scalars become numbers and small arrays lists. A table becomes None: its data are in the result.
     """
     try:
         carried: object = json.loads(json.dumps(value, allow_nan=False, default=_convert_value))

@@ -321,7 +321,14 @@ def polars():
     }
 
 
-KINDS = {"plain": plain, "sets": sets, "numpy": numpy, "pandas": pandas, "arrow": arrow, "polars": polars}
+KINDS = {
+    "plain": plain,
+    "sets": sets,
+    "numpy": numpy,
+    "pandas": pandas,
+    "arrow": arrow,
+    "polars": polars,
+}
 
 
 @functools.cache

@@ -297,7 +297,7 @@ def test_a_look_tells_whether_decoding_needs_a_thread():
     assert values.needs_thread(values.encode("x" * 100_000).join())
     assert values.needs_thread(parcel_of([{"frame": {}}] * 9))
     assert values.needs_thread(parcel_of(b'{"fr\\u0061me":{}}'))
-    assert values.needs_thread(parcel_of(b'[' + b','.join([b'{ "frame" :{}}'] * 9) + b']'))
+    assert values.needs_thread(parcel_of(b"[" + b",".join([b'{ "frame" :{}}'] * 9) + b"]"))
     assert not values.needs_thread(values.encode({1: 2}).join())
     assert values.needs_thread(values.encode(set(range(2000))).join())
     assert not values.needs_thread(b"")

@@ -72,7 +72,7 @@ def read_annotations(function: object) -> list[object]:
     if not inspect.isroutine(function) and not isinstance(function, type):
         function = getattr(function, "__call__", None)  # noqa: B004
     try:
-        hints = typing.get_type_hints(function)  # type: ignore[arg-type]
+        hints = typing.get_type_hints(function)
     except Exception:  # names that exist only for type checkers, a builtin
         return []
     return [hint for name, hint in hints.items() if name != "return"]

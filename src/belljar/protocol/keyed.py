@@ -60,9 +60,7 @@ def _decode_map(unpacker: Unpacker, body: Any) -> Any:
     if len(keys) != len(items):
         raise ValueError("there are more keys than values, or fewer")
     made: Dict[Any, Any] = {}
-    _fill(
-        unpacker, keys, lambda start, end: made.update(zip(keys[start:end], items[start:end]))
-    )
+    _fill(unpacker, keys, lambda start, end: made.update(zip(keys[start:end], items[start:end])))
     _check_number(made, keys)
     return made
 

@@ -20,7 +20,8 @@ from .parcel import MAX_NOTE, Note, Packer, Unpacker, check_type
 _MAX_NAME = 200
 # What a subclass of these is otherwise; a member or named tuple without its class is just that.
 _PLAIN = (int, float, str, bytes, list, dict, tuple, set, frozenset, complex)
-_VIEWS = (collections.deque, type({}.keys()), type({}.values()), type({}.items()))
+_EMPTY: Dict[str, Any] = {}
+_VIEWS = (collections.deque, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 _PURE_PATHS = ("PurePosixPath", "PureWindowsPath")
 
 

@@ -136,7 +136,8 @@ async def make_execution(
     lost = run.done is None or header.get("lost") is True
     fresh = state_lost or header.get("state_lost") is True
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
-    value, missing, about = None, None, _received_notes(header)
+    value, missing = None, None
+    about = _received_notes(header) if "notes" in header else []
     if outcome is Outcome.ok and with_value:
         value, missing = await _decode_value(run, header, main, limits, about)
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
