@@ -18,6 +18,7 @@ from belljar.conformance.programs import find_program
 from belljar.conformance.report_data import Look
 from belljar.conformance.stage import Stage
 from belljar.errors import ExecutionError, FileError, InvalidOption
+from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution
 from belljar.text import printable
 
@@ -93,7 +94,7 @@ def odd_values(stage: Stage, look: Look) -> None:
 def forged_values(stage: Stage, look: Look) -> None:
     sandbox = stage.start()
     outcomes = []
-    for payload in _FORGED:
+    for payload in (*_FORGED, *map(_as_parcel, _FORGED)):
         execution = sandbox.run_code(_FORGE.format(payload=payload))
         repr(execution), execution.to_json()
         outcomes.append(execution.outcome.value)
@@ -101,8 +102,12 @@ def forged_values(stage: Stage, look: Look) -> None:
             look.wrong(f"after {payload!r:.40} the next cell does not answer")
     known = {"ok", "killed", "error", "lost"}
     look.expect(set(outcomes) <= known, f"{len(outcomes)} forged answers: {', '.join(outcomes)}")
-    honest = sandbox.run_code(_FORGE.format(payload=b'{"int":"2a"}'))
-    look.control(honest.outcome.value in known, f"a well-formed one: {honest.outcome.value}")
+    honest = sandbox.run_code(_FORGE.format(payload=_as_parcel(b'{"int":"2a"}')))
+    look.control(honest.value == 42, f"a well-formed one arrives: {honest.value}")
+
+
+def _as_parcel(text: bytes) -> bytes:
+    return Encoded(text, []).join()
 
 
 _FUZZ = """
