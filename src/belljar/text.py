@@ -93,8 +93,8 @@ MAX_ITEMS = 100_000  # of an array; JSON is the wrong format for more
 def as_json(value: object) -> object:
     """The value in JSON's types, or None if JSON cannot hold it.
 
-    A tuple becomes a list; dates, Decimals and UUIDs become text; numpy scalars become numbers and
-    small arrays lists. A table becomes None: its data are in the result.
+    A tuple, set or range becomes a list; dates, Decimals, UUIDs and paths become text; numpy
+    scalars become numbers and small arrays lists. A table becomes None: its data are in the result.
     """
     try:
         carried: object = json.loads(json.dumps(value, allow_nan=False, default=_convert_value))
@@ -107,12 +107,17 @@ def _convert_value(value: Any) -> object:
     # Imported here: almost everything imports this module, and few values need these.
     from datetime import date, datetime, time, timedelta
     from decimal import Decimal
+    from pathlib import PurePath
     from uuid import UUID
 
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, timedelta | Decimal | UUID):
+    if isinstance(value, timedelta | Decimal | UUID | PurePath):
         return str(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    if isinstance(value, range) and not value[MAX_ITEMS:]:
+        return list(value)
     # By the name of its module, so that numpy is not imported here.
     if type(value).__module__ == "numpy" and getattr(value, "size", MAX_ITEMS) < MAX_ITEMS:
         # tolist() alone gives times in nanoseconds as bare numbers.

@@ -322,7 +322,9 @@ def test_an_error_of_the_host_does_not_end_the_cell_in_another_way(make_sandbox,
 
 
 def test_what_cannot_travel_is_an_error_that_names_it(make_sandbox):
-    sandbox = make_sandbox(functions={"give": lambda: {"a": [threading.Lock()]}, "take": echo})
+    deep = []
+    deep.append(deep)
+    sandbox = make_sandbox(functions={"give": lambda: {"a": [deep]}, "take": echo})
     back = run(sandbox, "give()")
     assert back.outcome is Outcome.error
     assert "['a'][0]" in back.error.value

@@ -276,6 +276,16 @@ class Registry:
         found = self._functions.get(name)
         return found is None or found[0].counts_time
 
+    def class_finder(self, name: str) -> Callable[[str], type | None]:
+        """Gives the class that an argument names, if the annotations of the function have it."""
+
+        def find(named: str) -> type | None:
+            function = self._functions[name][0].function if name in self._functions else None
+            classes = signature.find_classes(*signature.read_annotations(function))
+            return classes.get(signature.class_name(named))
+
+        return find
+
     def specs(self) -> list[dict[str, object]]:
         limit = min(MAX_SPEC, MAX_SPECS // max(len(self._functions), 1))
         return [describe_function(function, limit) for function, _ in self._functions.values()]

@@ -252,6 +252,8 @@ class Worker:
                 _restore_environment(restore)
             if close_input is not None:
                 close_input()
+        if self._channel.notes and "op" not in frame.header:
+            header["notes"] = self._channel.take_notes()
         return header, payload, value
 
     def _open_input(self) -> "Callable[[], None]":
@@ -287,7 +289,8 @@ class Worker:
             name = frame.header["name"]
             if name not in namespace:
                 raise NameError(f"name {name!r} is not defined")
-            return header, values.encode(namespace[name], self._value_limit)
+            describe = _describe_object if frame.header.get("lenient") else None
+            return header, values.encode(namespace[name], self._value_limit, describe=describe)
         code = frame.payload.decode("utf-8", "surrogatepass")
         value = self._execute(code, self._set_program(frame.header))
         encoded = None
@@ -360,11 +363,15 @@ class Worker:
             return {**header, "value_error": why}, None
         if display.TABLE_MIME in shown:
             return {**header, "shown": True}, None  # a shown table is the value: sent once
+        if "image/png" in shown and figures.is_figure(value):
+            return {**header, "shown": "image/png" not in dropped}, None  # the same for a figure
         return self._add_value(value, header)
 
     def _add_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         try:
-            return header, values.encode(value, self._result_limit, self._output_limit)
+            # The value itself is not described: its text is there.
+            limits = self._result_limit, self._output_limit
+            return header, values.encode(value, *limits, describe=_describe_part)
         except values.CannotTravel as error:
             if " is a matplotlib." in str(error):
                 return header, None  # an artist that plotting returned: its figure is shown
@@ -473,6 +480,14 @@ def _parse_cell(code: str, name: str) -> Any:
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
+
+
+def _describe_object(value: Any, nested: bool) -> str:
+    return repr(value)
+
+
+def _describe_part(value: Any, nested: bool) -> Optional[str]:
+    return repr(value) if nested else None
 
 
 def _format_error(error: BaseException, files: "Set[str]") -> str:

@@ -6,15 +6,18 @@ answer of a host function) reads for all of them.
 
 import contextlib
 import errno
+import importlib
 import os
+import re
 import resource
 import select
 import socket
+import sys
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from ..protocol import buffers, values, wire
+from ..protocol import buffers, messages, values, wire
 from ..protocol.buffers import Inbox, close_all
 from . import functions
 
@@ -46,6 +49,7 @@ class WorkerChannel:
         self._parts = buffers.Parts(MAX_VALUE)
         self._calls = 0
         self._slots = threading.BoundedSemaphore(wire.MAX_CALLS)
+        self.notes: List[str] = []  # about values that came in, for the end of a cell
 
     def detach(self) -> None:
         """In a fork: release the socket of the original without closing its descriptor."""
@@ -132,8 +136,18 @@ class WorkerChannel:
         return self._requests.popleft()
 
     def decode_value(self, frame: wire.Frame, fds: List[int]) -> Any:
-        """The value that came with a frame."""
-        return values.decode(self._take_blob(frame, fds), MAX_VALUE, MAX_VALUE)
+        """The values that came with a frame, by their names."""
+        reception = values.Reception(_find_class, not frame.header.get("strict"))
+        found = values.decode(self._take_blob(frame, fds), MAX_VALUE, MAX_VALUE, reception)
+        self._keep_notes(re.sub(r"^value\['(\w+)'\]", r"\1", note) for note in reception.notes)
+        return found
+
+    def _keep_notes(self, notes: "Iterable[str]") -> None:
+        self.notes = [*self.notes, *notes][: messages.MAX_NOTES]
+
+    def take_notes(self) -> List[str]:
+        notes, self.notes = self.notes, []
+        return [note[: messages.MAX_REASON] for note in notes]
 
     def _take_blob(self, frame: wire.Frame, fds: List[int]) -> Any:
         if "shared" in frame.header:
@@ -233,7 +247,10 @@ class WorkerChannel:
                 self._remove_call(call)
         if not header["ok"]:
             raise functions.make_exception(header["name"], header["message"])
-        return values.decode(blob, MAX_VALUE, MAX_VALUE)
+        reception = values.Reception(_find_class, lenient=True)
+        made = values.decode(blob, MAX_VALUE, MAX_VALUE, reception)
+        self._keep_notes(f"the result of {name}(): {note}" for note in reception.notes)
+        return made
 
     @contextlib.contextmanager
     def _take_slot(self) -> "Iterator[None]":
@@ -276,6 +293,18 @@ class _CriticalSection:
         if self.interrupted and threading.get_ident() == self.main:
             self.interrupted = False
             raise KeyboardInterrupt
+
+
+def _find_class(name: str) -> Any:
+    """The class that the host named: of the code itself, or one that can be imported here."""
+    module, _, path = name.partition(":")
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit):  # whatever a module does when it is imported
+        return None
+    return found
 
 
 def _read_resident_size() -> int:

@@ -31,6 +31,7 @@ LENGTH = struct.Struct("!I")  # length of the rows that precede the data of `sca
 MAX_PARTS = 32
 MAX_NAME = 100
 MAX_REASON = 250
+MAX_NOTES = 10  # about values that came in
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
@@ -80,6 +81,13 @@ def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]
         checked["exit_code"] = code
     if value_error is not None:
         checked["value_error"] = value_error
+    notes = header.get("notes", [])
+    if not isinstance(notes, list) or len(notes) > MAX_NOTES:
+        raise wire.WireError("the notes of a cell are malformed")
+    if not all(isinstance(note, str) and len(note) <= MAX_REASON for note in notes):
+        raise wire.WireError("a note of a cell is malformed")
+    if notes:
+        checked["notes"] = list(notes)
     if header.get("shown") is True:
         checked["shown"] = True
     return checked

@@ -480,22 +480,33 @@ class Sandbox:
     def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
-        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
-        CannotTravel with the name of the part that cannot.
+        Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
+        tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
+        a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
         """
         return call(self._sandbox._put_all, values)
 
-    def set(self, name: str, value: object) -> None:
-        """Set one variable of the sandbox."""
-        return call(self._sandbox.set, name, value)
+    def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+        """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
+        as it is raises CannotTravel."""
+        return call(self._sandbox.set, name, value, lenient=lenient)
 
-    def get(self, name: str, *, timeout: float | None = None) -> object:
+    def get(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lenient: bool = False,
+        types: Iterable[object] = (),
+    ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
-        come out.
+        Objects of the classes in `types` (and of their fields) are built from what the sandbox
+        sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
+        `lenient` other objects come as plain data or as their text. Raises NameMissing if the
+        sandbox has no such variable, CannotTravel if its value cannot come out.
         """
-        return call(self._sandbox.get, name, timeout=timeout)
+        return call(self._sandbox.get, name, timeout=timeout, lenient=lenient, types=types)
 
     def expose(
         self,

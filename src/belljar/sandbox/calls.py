@@ -16,7 +16,7 @@ from belljar.files.script import Input
 from belljar.functions.calling import Callee
 from belljar.functions.registry import HostFunction, Registry
 from belljar.functions.signature import describe_error
-from belljar.protocol import messages, wire
+from belljar.protocol import messages, values, wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Call
 from belljar.sandbox import value_transfer
@@ -176,7 +176,8 @@ class Calls:
             raise ValueError("the arguments of all calls under way take too much memory")
         if not blob:
             raise ValueError("the arguments were cut off by the end of a cell: call it again")
-        given = await value_transfer.decode(blob, self._limit)
+        reception = values.Reception(self._registry.class_finder(name), lenient=True)
+        given = await value_transfer.decode(blob, self._limit, reception=reception)
         del blob
         if not isinstance(given, dict):
             raise TypeError("malformed arguments")

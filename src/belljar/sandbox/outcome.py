@@ -73,11 +73,11 @@ class Finished:
         value = self.done.header.get(name) if self.done is not None else None
         return value if type(value) is int and -(2**31) <= value < 2**32 else None
 
-    async def decode_value(self, limit: int) -> object:
+    async def decode_value(self, limit: int, reception: values.Reception) -> object:
         """The value, once: a large one must not live as long as this record."""
         if self.no_room is not None:
             raise MemoryError(self.no_room)
-        return await value_transfer.decode(self.value.pop(), limit)
+        return await value_transfer.decode(self.value.pop(), limit, reception=reception)
 
 
 def decide(
@@ -137,9 +137,11 @@ async def make_execution(
     fresh = state_lost or header.get("state_lost") is True
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
     value, missing = None, None
+    about = _received_notes(header) if "notes" in header else []
     if outcome is Outcome.ok and with_value:
-        value, missing = await _decode_value(run, header, main, limits)
+        value, missing = await _decode_value(run, header, main, limits, about)
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
+    notes += tuple(about)
     if missing is not None:
         notes += (f"value is None, because {missing}; see text and results",)
     return Execution(
@@ -227,17 +229,21 @@ def make_empty(
 
 
 async def _decode_value(
-    run: Finished, header: dict[str, object], main: Result | None, limits: Limits
+    run: Finished,
+    header: dict[str, object],
+    main: Result | None,
+    limits: Limits,
+    notes: list[str],
 ) -> tuple[object, str | None]:
-    """The value, and why there is no value."""
+    """The value, and why there is no value; `notes` gets what it was instead."""
     why = header.get("value_error")
+    shown = main.raw if header.get("shown") is True and main is not None else {}
     try:
-        if (
-            header.get("shown") is True
-            and main is not None
-            and isinstance(table := main.raw.get(TABLE), bytes)
-        ):
+        if isinstance(table := shown.get(TABLE), bytes):
             value = await value_transfer.decode(table, len(table), limits.output)
+        elif isinstance(picture := shown.get("image/png"), bytes):
+            notes.append("value is a figure, taken as PNG")
+            value = picture
         elif run.no_room is not None:
             return None, run.no_room
         else:
@@ -249,13 +255,26 @@ async def _decode_value(
                 assert isinstance(most, int)
                 if len(blob) > most:
                     return None, f"it takes more than {format_size(most)}"
+            reception = values.Reception(lenient=True)
             if blob and values.needs_thread(blob):
-                value = await value_transfer.decode(blob, len(blob), limits.output)
+                value = await value_transfer.decode(
+                    blob, len(blob), limits.output, reception=reception
+                )
             else:
-                value = values.decode(blob, len(blob), limits.output) if blob else None
+                value = values.decode(blob, len(blob), limits.output, reception) if blob else None
+            notes += reception.notes
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
+
+
+def _received_notes(header: dict[str, object]) -> list[str]:
+    """About values that the guest got, in its own words."""
+    notes = header.get("notes")
+    if not isinstance(notes, list):
+        return []
+    kept = [note[: messages.MAX_REASON] for note in notes if isinstance(note, str)]
+    return kept[: messages.MAX_NOTES]
 
 
 def _notes(

@@ -437,36 +437,51 @@ class AsyncSandbox:
     async def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
-        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
-        CannotTravel with the name of the part that cannot.
+        Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
+        tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
+        a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
         """
         await self._put_all(values)
 
-    async def _put_all(self, values: Mapping[str, object]) -> None:
+    async def _put_all(self, values: Mapping[str, object], lenient: bool = True) -> None:
         for name in values:
             options.check_name(name)
-        value = await value_transfer.encode_named(values, self.limits.memory)
-        await self._operate({"op": "put"}, value, self.limits.timeout)
+        value = await value_transfer.encode_named(values, self.limits.memory, lenient=lenient)
+        header: dict[str, object] = {"op": "put"} | ({} if lenient else {"strict": True})
+        await self._operate(header, value, self.limits.timeout)
         if self._lifecycle.persistence is not None:
             await self._lifecycle.persistence.record_put(values)
 
-    async def set(self, name: str, value: object) -> None:
-        """Set one variable of the sandbox."""
-        await self._put_all({name: value})
+    async def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+        """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
+        as it is raises CannotTravel."""
+        await self._put_all({name: value}, lenient)
 
-    async def get(self, name: str, *, timeout: float | None = None) -> object:
+    async def get(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lenient: bool = False,
+        types: Iterable[object] = (),
+    ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
-        come out.
+        Objects of the classes in `types` (and of their fields) are built from what the sandbox
+        sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
+        `lenient` other objects come as plain data or as their text. Raises NameMissing if the
+        sandbox has no such variable, CannotTravel if its value cannot come out.
         """
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
+        if lenient:
+            header["lenient"] = True
         seconds = options.check_timeout(timeout, self.limits.timeout)
         finished = await self._operate(header, None, seconds)
         try:
-            return await finished.decode_value(self.limits.memory)
+            reception = value_transfer.receive(types, lenient=lenient)
+            return await finished.decode_value(self.limits.memory, reception)
         except CannotTravel as error:
-            raise CannotTravel(error.message.replace("value", name, 1)) from None
+            raise CannotTravel(error.message.replace("value", name, 1), hint=error.hint) from None
 
     async def _operate(
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
@@ -478,11 +493,11 @@ class AsyncSandbox:
         if not execution.state_preserved:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
-            name = str(header.get("name"))
+            name = None if header["op"] == "put" else str(header["name"])
             if execution.error.name == "NameError" and header["op"] == "get":
                 raise NameMissing(f"the sandbox has no variable {name!r}")
-            if execution.error.name == "CannotTravel" and header["op"] == "get":
-                raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
+            if execution.error.name == "CannotTravel":
+                raise value_transfer.refused_inside(execution.error.value, name)
         try:
             execution.raise_for_outcome()
         except ExecutionError as error:

@@ -38,7 +38,7 @@ def put_data(jar: Jar, environment: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, ModuleType) or is_function(name, value) or name.startswith("__"):
             continue
         try:
-            jar.set(name, value)
+            jar.set(name, value, lenient=False)
         except CannotTravel as error:
             logger.warning("%s of the environment cannot go into the sandbox: %s", name, error)
             left_out[name] = str(error)
