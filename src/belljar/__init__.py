@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from belljar.environment.environment import Environment as Environment
     from belljar.files.api import FileInfo as FileInfo
     from belljar.files.transfer import Transfer as Transfer
+    from belljar.files.watch import FileEvent as FileEvent
     from belljar.functions.registry import HostFunction as HostFunction
     from belljar.limits import Limits as Limits
     from belljar.policy import Policy as Policy
@@ -120,6 +121,7 @@ _HOME = {
     "belljar.sandbox.sandbox": ("AsyncSandbox",),
     "belljar.sandbox.shell": ("AsyncShell", "Shell"),
     "belljar.files.transfer": ("Transfer",),
+    "belljar.files.watch": ("FileEvent",),
 }
 _MODULES = ("config", "events", "functions", "observe", "policy")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -62,6 +62,10 @@ PROMISED = {
         "rename",
         "upload",
         "download",
+        "realpath",
+        "watch",
+        "export_tar",
+        "import_tar",
     ],
     Commands: ["run"],
 }
@@ -102,7 +106,9 @@ def test_signatures_and_documentation_are_the_same(blocking, awaited, name):
     ours, theirs = getattr(blocking, name), getattr(awaited, name)
     ours, theirs = inspect.unwrap(ours), inspect.unwrap(theirs)
     if name != "__init__":
-        assert inspect.signature(ours) == inspect.signature(theirs)
+        # What the one returns is the blocking kind of what the other returns.
+        shown = str(inspect.signature(theirs)).replace("-> 'Async", "-> '")
+        assert str(inspect.signature(ours)) == shown
         assert ours.__doc__ == theirs.__doc__
     else:
         given, wanted = (inspect.signature(f).parameters for f in (ours, theirs))

@@ -36,6 +36,7 @@ PUBLIC = [
     "ExecutionTimeout",
     "FileChanges",
     "FileError",
+    "FileEvent",
     "FileExists",
     "FileInfo",
     "FileMissing",

@@ -28,6 +28,7 @@ from typing import (
     Literal,
     Never,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     Unpack,
@@ -45,6 +46,7 @@ from belljar.errors import InvalidOption, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
+from belljar.files.watch import FileEvent
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
@@ -55,10 +57,13 @@ from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
+    from belljar.files.tar_export import AsyncArchive
+    from belljar.files.tar_import import Source
     from belljar.policy import Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 CALLBACKS = ("on_stdout", "on_stderr", "on_result", "on_progress")
 Events = queue.SimpleQueue[Callable[[], object] | None]  # None: the work has ended
 
@@ -197,6 +202,52 @@ def _deferred(events: Events, callback: Any) -> Any:
     return lambda *items: events.put(lambda: callback(*items))
 
 
+class AsyncSteps(Protocol[T_co]):
+    """An async iterator that can be closed."""
+
+    async def __anext__(self) -> T_co: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Steps(Generic[T]):
+    """A blocking iterator over an async one. It can be closed, also from another thread."""
+
+    def __init__(self, source: AsyncSteps[T]) -> None:
+        self._source = source
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return call(self._source.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+        wait(self._source.aclose)
+
+
+class Watch(Steps[FileEvent]):
+    """Events of one directory, as they are seen. `close()` ends it; so does the sandbox's end."""
+
+
+class Archive(Steps[bytes]):
+    """The bytes of a tar archive, read from the sandbox while they are iterated."""
+
+    def __init__(self, source: AsyncArchive) -> None:
+        super().__init__(source)
+        self.left_out = source.left_out  # sentences about what it does not have
+
+
 @suggests
 class Files:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
@@ -225,9 +276,22 @@ class Files:
     def exists(self, path: GuestPath) -> bool:
         return call(self._files.exists, path)
 
-    def stat(self, path: GuestPath) -> FileInfo:
-        """Describe the path itself: a symbolic link is not followed."""
-        return call(self._files.stat, path)
+    def stat(self, path: GuestPath, *, follow: bool = False) -> FileInfo:
+        """Describe a path. Of a symbolic link, the link itself; with `follow`, what it leads to."""
+        return call(self._files.stat, path, follow=follow)
+
+    def realpath(self, path: GuestPath) -> str:
+        """The path without symbolic links, "." and "..". It must exist."""
+        return call(self._files.realpath, path)
+
+    def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
+        """Watch a directory from now on: an iterator of FileEvent, until it is closed.
+
+        By looking at it several times a second. What came and went in between is not seen. At most
+        2,000 entries; with `recursive` those of all directories below. It does not keep an idle
+        sandbox alive, and it ends with the sandbox.
+        """
+        return Watch(wait(self._files.watch, path, recursive=recursive))
 
     def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory and those above it; it may exist already."""
@@ -271,6 +335,25 @@ class Files:
         fits into the sandbox's file systems).
         """
         return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
+
+    def export_tar(self, path: GuestPath = ".", *, max_size: int | str | None = None) -> Archive:
+        """A directory as a tar archive: an iterator of bytes, read while it is iterated.
+
+        Has files, directories, and links that stay inside; `left_out` names the rest. `max_size`
+        bounds the bytes of the files (None: what fits into the sandbox's file systems).
+        """
+        return Archive(call(self._files.export_tar, path, max_size=max_size))
+
+    def import_tar(
+        self, source: Source, path: GuestPath = ".", *, max_size: int | str | None = None
+    ) -> Transfer:
+        """Unpack a tar archive (also with gzip) into a directory, and make that if need be.
+
+        `source` is bytes, a binary file, or an iterable of bytes (of AsyncFiles: also an async
+        one). Existing files are replaced, directories merged. An archive with absolute paths or
+        ".." in a name is refused; links that lead out and devices are left out.
+        """
+        return wait(self._files.import_tar, source, path, max_size=max_size)
 
 
 @suggests
