@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from belljar.results.execution import Usage as Usage
     from belljar.sandbox.blocking import Sandbox as Sandbox
     from belljar.sandbox.blocking import run as run
+    from belljar.sandbox.event_stream import EndEvent as EndEvent
+    from belljar.sandbox.event_stream import OutputEvent as OutputEvent
+    from belljar.sandbox.event_stream import ResultEvent as ResultEvent
     from belljar.sandbox.guest_session import Checkpoint as Checkpoint
     from belljar.sandbox.replay import Replay as Replay
     from belljar.sandbox.replay import replay as replay
@@ -117,6 +120,7 @@ _HOME = {
     "belljar.pool.pool": ("AsyncPool",),
     "belljar.pool.snippet": ("Snippet",),
     "belljar.pool.stats": ("ManagerStats", "PoolStats"),
+    "belljar.sandbox.event_stream": ("EndEvent", "OutputEvent", "ResultEvent"),
     "belljar.sandbox.replay": ("Replay", "replay"),
     "belljar.sandbox.sandbox": ("AsyncSandbox",),
     "belljar.sandbox.shell": ("AsyncShell", "Shell"),

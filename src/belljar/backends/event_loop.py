@@ -15,6 +15,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` makes enums: ten times slower
 import asyncio
 import contextlib
+import contextvars
 import math
 import os
 import select
@@ -24,7 +25,7 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -216,6 +217,24 @@ def post(loop: Any, function: Callable[[], object]) -> bool:
     except RuntimeError:  # trio's error is a RuntimeError, too
         return False
     return True
+
+
+_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
+
+
+def spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start a background task on this event loop. The function must not raise."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        trio.lowlevel.spawn_system_task(function, context=contextvars.copy_context())
+        return
+
+    task = loop.create_task(function())
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
 
 
 def is_cancelled() -> bool:

@@ -22,6 +22,7 @@ from belljar.errors import (
     check_callbacks,
     check_encodable,
     file_error,
+    stays_one,
     suggests,
 )
 from belljar.files import transfer
@@ -42,8 +43,7 @@ _MAX_PATH = 4095
 _MAX_ENTRY = 28 * 1024  # bytes of JSON: a name, the target of a link, escaped, and numbers
 
 T = TypeVar("T")
-# A path in the sandbox: PurePosixPath("out") / "chart.png", or its text.
-GuestPath = str | os.PathLike[str]
+GuestPath = str | os.PathLike[str]  # PurePosixPath("out") / "chart.png", or its text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,7 @@ class Connected(Protocol):
 
 
 @suggests
+@stays_one
 class AsyncFiles:
     """Read and write files of the sandbox. Relative paths are below its workspace."""
 
@@ -219,16 +220,15 @@ class AsyncFiles:
     async def remove(self, path: GuestPath) -> None:
         """Remove a file, or a directory with its content."""
         target = self._absolute(path)
-        done = await self.call(target, {"op": "remove", "path": target})
-        await self._changed(done, "remove", path=path)
+        await self.call(target, {"op": "remove", "path": target})
+        await self._changed(None, "remove", path=path)
 
     async def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
         target = self._absolute(old)
         header = {"op": "rename", "path": target, "to": self._absolute(new)}
         made, _ = await self.call(target, header)
-        return await self._changed(
-            parse_info(self._absolute(new), made), "rename", old=old, new=new
-        )
+        info = parse_info(self._absolute(new), made)
+        return await self._changed(info, "rename", old=old, new=new)
 
     async def upload(
         self,
@@ -381,10 +381,10 @@ def parse_info(path: str, body: dict[str, Any]) -> FileInfo:
     kind: Any = body.get("type")
     mtime = body.get("mtime")
     target, leads_to = body.get("target"), body.get("target_type")
-    is_link = kind == "symlink" and isinstance(target, str) and len(target) <= _MAX_PATH
-    is_link = is_link and leads_to in (None, *KINDS)
-    is_plain = kind in KINDS and kind != "symlink" and target is None and leads_to is None
-    if not isinstance(mtime, float) or not (is_link or is_plain):
+    sane = target is None and leads_to is None
+    if kind == "symlink":
+        sane = isinstance(target, str) and len(target) <= _MAX_PATH and leads_to in (None, *KINDS)
+    if kind not in KINDS or not isinstance(mtime, float) or not sane:
         raise ProtocolError("the guest sent a malformed file description")
     return FileInfo(
         name=posixpath.basename(path.rstrip("/")) or path,

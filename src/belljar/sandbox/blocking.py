@@ -42,7 +42,7 @@ from belljar import runtime
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
-from belljar.errors import InvalidOption, suggests, unknown_option
+from belljar.errors import InvalidOption, stays_one, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
@@ -51,6 +51,7 @@ from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.event_stream import StreamEvent
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.run import OnResult, OnText
@@ -248,7 +249,21 @@ class Archive(Steps[bytes]):
         self.left_out = source.left_out  # sentences about what it does not have
 
 
+class Stream(Steps[StreamEvent]):
+    """The events of one cell. It runs from the first one on; `close()` interrupts it."""
+
+    def __next__(self) -> StreamEvent:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C above all: it ends the code
+            self.close()
+            raise
+
+
 @suggests
+@stays_one
 class Files:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
@@ -357,6 +372,7 @@ class Files:
 
 
 @suggests
+@stays_one
 class Commands:
     def __init__(self, commands: AsyncCommands) -> None:
         self._commands = commands
@@ -389,6 +405,7 @@ class Commands:
 
 
 @suggests
+@stays_one
 class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
@@ -519,6 +536,15 @@ class Sandbox:
             env=env,
             undo_on_error=undo_on_error,
         )
+
+    def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> Stream:
+        """Run code as `run_code` does, and iterate over what happens.
+
+        Gives OutputEvent and ResultEvent as they come, and at last an EndEvent with the Execution.
+        `options` are those of `run_code`, without the callbacks. The code runs from the first event
+        on. It is interrupted if the iterator is closed, or dropped, before the end.
+        """
+        return Stream(self._sandbox.stream(code, **options))
 
     def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.

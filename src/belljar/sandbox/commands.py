@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from belljar.errors import InvalidOption, check_callbacks, check_encodable, suggests
+from belljar.errors import InvalidOption, check_callbacks, check_encodable, stays_one, suggests
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult
@@ -16,6 +16,7 @@ from belljar.sandbox.run import Cell, OnText, Run
 
 
 @suggests
+@stays_one
 class AsyncCommands:
     def __init__(
         self, lifecycle: Lifecycle, *, on_change: Callable[..., Awaitable[object]]
