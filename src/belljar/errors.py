@@ -244,6 +244,22 @@ def suggests(cls: type[T]) -> type[T]:
     return cls
 
 
+def stays_one(cls: type[T]) -> type[T]:
+    """Decorate a class whose objects stand for something that lives: a copy of one is the object
+    itself (frameworks copy the tools that hold it), and pickling one is an error."""
+
+    def refuse(self: object) -> NoReturn:
+        raise CannotTravel(
+            f"a {type(self).__name__} cannot be pickled: it belongs to this process",
+            hint="make one in the other process; copy() and deepcopy() give the object itself",
+        )
+
+    cls.__copy__ = lambda self: self  # type: ignore[attr-defined]
+    cls.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    cls.__reduce__ = refuse  # type: ignore[method-assign]
+    return cls
+
+
 def attribute_error(
     owner: str, name: str, names: Iterable[str], obj: object = None
 ) -> AttributeError:

@@ -14,7 +14,7 @@ import tty
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from belljar.cli import exit_codes, sandbox_options, transfer
+from belljar.cli import sandbox_options, transfer
 from belljar.errors import GuestLost, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def _execute(
         if failure is not None:
             raise failure
         result = await process.wait()
-    return exit_codes.from_command(result)
+    return result.returncode & 0xFF
 
 
 async def _pass_input(process: AsyncProcess) -> None:

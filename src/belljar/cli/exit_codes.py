@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from belljar.results.execution import CommandResult, Execution
+    from belljar.results.execution import Execution
 
 OK = 0
 ERROR = 1
@@ -52,12 +52,3 @@ def from_execution(execution: Execution) -> int:
     if execution.outcome == "killed":
         return KILLED + (execution.signal or 0)
     return _BY_OUTCOME[execution.outcome.value]
-
-
-def from_command(result: CommandResult) -> int:
-    """As a shell has it."""
-    if result.outcome == "timeout":
-        return _BY_OUTCOME["timeout"]
-    if result.exit_code is None:
-        return KILLED + (result.signal or 0)
-    return result.exit_code & 0xFF

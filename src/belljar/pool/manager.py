@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import anyio
 
+from belljar.backends.event_loop import spawn
 from belljar.errors import ManagerClosed, ManagerFull, NameTaken, SandboxError, SandboxMissing
-from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat, spawn
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat
 from belljar.pool.manager_table import Entry, Reason, Table, decide, missing_error
 from belljar.pool.settings import Factory, ManagerSettings, check_seconds, merge_options
 from belljar.pool.stats import ManagerStats

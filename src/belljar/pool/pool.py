@@ -18,10 +18,11 @@ from typing import Any, Self
 import anyio
 
 from belljar import events
+from belljar.backends.event_loop import spawn
 from belljar.errors import InvalidOption, PoolFull, SandboxClosed, SandboxError, unknown_option
 from belljar.pool import settings, snippet
 from belljar.pool.guests import Guests, pool_closed
-from belljar.pool.loop_binding import LoopBinding, repeat, spawn
+from belljar.pool.loop_binding import LoopBinding, repeat
 from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
 from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox
 from belljar.pool.snippet import Snippet

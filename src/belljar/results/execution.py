@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
-from belljar.text import as_json, format_seconds, one_line, printable
+from belljar.results.result import describe_results
+from belljar.text import (
+    as_json,
+    fit_texts,
+    format_seconds,
+    one_line,
+    printable,
+    show_as_terminal,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -68,6 +76,14 @@ class Logs:
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
     background: tuple[str, ...] = ()  # from threads and processes that earlier cells started
+    order: tuple[str, ...] = ()  # the stream of each piece, as they arrived: ("stdout", "stderr")
+
+    @property
+    def merged(self) -> str:
+        """stdout and stderr as one text, in the order in which the pieces arrived."""
+        pieces = {"stdout": iter(self.stdout), "stderr": iter(self.stderr)}
+        ordered = [next(pieces[name], "") for name in self.order if name in pieces]
+        return "".join([*ordered, *pieces["stdout"], *pieces["stderr"]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +162,21 @@ class Execution:
         if not self.ok:
             raise make_error(self, "the code", self.error.traceback if self.error else "")
         return self
+
+    def for_model(self, limit: int | None = 20_000) -> str:
+        """What a model should read of it, in at most `limit` characters (None: all of it).
+
+        Output in the order in which it arrived, what was displayed, the value or the traceback,
+        and Belljar's notes. Pictures are named; `images` has them. Of long texts the beginning and
+        the end are kept, and the number of characters between them.
+        """
+        shown = [self.logs.merged or self.output, *describe_results(self.results)]
+        if self.error is not None:
+            shown.append(self.error.traceback)
+        elif self.text is not None and not any(each.is_main_result for each in self.results):
+            shown.append(self.text)
+        shown += [f"[{remark}]" for remark in self._remarks()]
+        return fit_texts([show_as_terminal(text) for text in shown], limit) or "[no output]"
 
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry.
@@ -262,6 +293,21 @@ class CommandResult:
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
         return _signal_name(self.signal)
+
+    @property
+    def output(self) -> str:
+        """What it wrote: stdout, then stderr."""
+        return self.stdout + self.stderr
+
+    @property
+    def returncode(self) -> int:
+        """One number for its end, as shells have it: the exit code, 124 for a time-out, 128 and
+        the number of the signal that ended it, 125 if none of that is known."""
+        if self.outcome is Outcome.timeout:
+            return 124
+        if self.signal is not None:
+            return 128 + self.signal
+        return 125 if self.exit_code is None else self.exit_code
 
     def raise_for_exit(self) -> Self:
         """Raise ExecutionError unless the exit code is 0; give the CommandResult otherwise."""

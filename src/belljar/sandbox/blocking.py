@@ -9,14 +9,17 @@ import functools
 import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
+    Generic,
     Literal,
     Never,
+    Protocol,
     Self,
+    TypeVar,
     Unpack,
     cast,
     overload,
@@ -25,16 +28,18 @@ from typing import (
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
-from belljar.errors import suggests, unknown_option
+from belljar.errors import stays_one, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
+from belljar.files.watch import FileEvent
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.runtime import call, wait
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.contexts import AsyncContexts, Context
+from belljar.sandbox.event_stream import StreamEvent
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.ports import AsyncPorts, Forward
@@ -43,10 +48,75 @@ from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
+    from belljar.files.tar_export import AsyncArchive
+    from belljar.files.tar_import import Source
     from belljar.policy import Policy
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class AsyncSteps(Protocol[T_co]):
+    """An async iterator that can be closed."""
+
+    async def __anext__(self) -> T_co: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Steps(Generic[T]):
+    """A blocking iterator over an async one. It can be closed, also from another thread."""
+
+    def __init__(self, source: AsyncSteps[T]) -> None:
+        self._source = source
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return call(self._source.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+        wait(self._source.aclose)
+
+
+class Watch(Steps[FileEvent]):
+    """Events of one directory, as they are seen. `close()` ends it; so does the sandbox's end."""
+
+
+class Archive(Steps[bytes]):
+    """The bytes of a tar archive, read from the sandbox while they are iterated."""
+
+    def __init__(self, source: AsyncArchive) -> None:
+        super().__init__(source)
+        self.left_out = source.left_out  # sentences about what it does not have
+
+
+class Stream(Steps[StreamEvent]):
+    """The events of one cell. It runs from the first one on; `close()` interrupts it."""
+
+    def __next__(self) -> StreamEvent:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C above all: it ends the code
+            self.close()
+            raise
 
 
 @suggests
+@stays_one
 class Files:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
@@ -74,9 +144,22 @@ class Files:
     def exists(self, path: GuestPath) -> bool:
         return call(self._files.exists, path)
 
-    def stat(self, path: GuestPath) -> FileInfo:
-        """Describe the path itself: a symbolic link is not followed."""
-        return call(self._files.stat, path)
+    def stat(self, path: GuestPath, *, follow: bool = False) -> FileInfo:
+        """Describe a path. Of a symbolic link, the link itself; with `follow`, what it leads to."""
+        return call(self._files.stat, path, follow=follow)
+
+    def realpath(self, path: GuestPath) -> str:
+        """The path without symbolic links, "." and "..". It must exist."""
+        return call(self._files.realpath, path)
+
+    def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
+        """Watch a directory from now on: an iterator of FileEvent, until it is closed.
+
+        By looking at it several times a second. What came and went in between is not seen. At most
+        2,000 entries; with `recursive` those of all directories below. It does not keep an idle
+        sandbox alive, and it ends with the sandbox.
+        """
+        return Watch(wait(self._files.watch, path, recursive=recursive))
 
     def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory and those above it; it may exist already."""
@@ -121,8 +204,28 @@ class Files:
         """
         return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
 
+    def export_tar(self, path: GuestPath = ".", *, max_size: int | str | None = None) -> Archive:
+        """A directory as a tar archive: an iterator of bytes, read while it is iterated.
+
+        Has files, directories, and links that stay inside; `left_out` names the rest. `max_size`
+        bounds the bytes of the files (None: what fits into the sandbox's file systems).
+        """
+        return Archive(call(self._files.export_tar, path, max_size=max_size))
+
+    def import_tar(
+        self, source: Source, path: GuestPath = ".", *, max_size: int | str | None = None
+    ) -> Transfer:
+        """Unpack a tar archive (also with gzip) into a directory, and make that if need be.
+
+        `source` is bytes, a binary file, or an iterable of bytes (of AsyncFiles: also an async
+        one). Existing files are replaced, directories merged. An archive with absolute paths or
+        ".." in a name is refused; links that lead out and devices are left out.
+        """
+        return wait(self._files.import_tar, source, path, max_size=max_size)
+
 
 @suggests
+@stays_one
 class Process:
     """AsyncProcess for blocking code.
 
@@ -147,8 +250,8 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """As a shell has it: the exit code, or 128 and the number of the signal that ended it. None
-        while the end was not read."""
+        """As a shell has it: the exit code, 124 for a time-out, or 128 and the number of the signal
+        that ended it. None while the end was not read."""
         return self._process.returncode
 
     @property
@@ -213,6 +316,7 @@ class Process:
 
 
 @suggests
+@stays_one
 class Commands:
     def __init__(self, commands: AsyncCommands) -> None:
         self._commands = commands
@@ -333,6 +437,7 @@ class Ports:
 
 
 @suggests
+@stays_one
 class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
@@ -476,6 +581,15 @@ class Sandbox:
             undo_on_error=undo_on_error,
             context=context,
         )
+
+    def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> Stream:
+        """Run code as `run_code` does, and iterate over what happens.
+
+        Gives OutputEvent and ResultEvent as they come, and at last an EndEvent with the Execution.
+        `options` are those of `run_code`, without the callbacks. The code runs from the first event
+        on. It is interrupted if the iterator is closed, or dropped, before the end.
+        """
+        return Stream(self._sandbox.stream(code, **options))
 
     def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.

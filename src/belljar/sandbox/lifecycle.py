@@ -92,11 +92,13 @@ class Lifecycle:
             return await self._start()
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[GuestSession]:
-        """The live guest, for one operation; started if need be."""
+    async def turn(self, *, watching: bool = False) -> AsyncIterator[GuestSession]:
+        """The live guest, for one operation; started if need be.
+
+        `watching`: it does not count as a use, and needs a guest that runs already."""
         if self.persistence is not None:
             await move_to_loop()
-        session = await self.connect()
+        session = self._find_live() if watching else await self.connect()
         async with session.turn(self.branch):
             try:
                 yield session
@@ -105,10 +107,16 @@ class Lifecycle:
                 raise
 
     @contextlib.asynccontextmanager
-    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+    async def using(self, *, watching: bool = False) -> AsyncIterator[tuple[Channel, Guest]]:
         """The same for files: the channel and the guest."""
-        async with self.turn() as session:
+        async with self.turn(watching=watching) as session:
             yield session.channel, session.guest
+
+    def _find_live(self) -> GuestSession:
+        self.check_usable()
+        if self.session is None or not self.session.alive:
+            raise SandboxClosed("the sandbox has no guest", hint="start it, or use it")
+        return self.session
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

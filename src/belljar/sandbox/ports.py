@@ -74,7 +74,7 @@ class _Forwarding:
         self._ports, self._port, self._listener = ports, port, listener
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
         self.loop = event_loop.here()
-        self.cancel = event_loop.start_task(self._serve)
+        self.cancel = event_loop.spawn(self._serve)
 
     def close(self) -> None:
         event_loop.post(self.loop, self.cancel)
@@ -145,7 +145,7 @@ class AsyncPorts:
             async with server, await UNIXSocketStream.from_socket(ours) as client:
                 await relay(client, server)
 
-        event_loop.start_task(serve)
+        event_loop.spawn(serve)
         return theirs
 
     async def forward(self, port: int, *, to: int = 0, timeout: float | None = None) -> Forward:

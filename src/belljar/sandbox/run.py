@@ -61,15 +61,16 @@ class Cell:
 class Stream:
     """One output stream: bytes in, text out, also if a character is cut in two."""
 
-    def __init__(self, callback: OnText | None) -> None:
+    def __init__(self, callback: OnText | None, name: str, order: list[str]) -> None:
         self._decoder = _DECODER("replace")
-        self.callback = callback
+        self.callback, self._name, self._order = callback, name, order
         self.chunks: list[str] = []
 
     async def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._decoder.decode(data, final)
         if text:
             self.chunks.append(text)
+            self._order.append(self._name)
             if self.callback is not None:
                 made = self.callback(text)
                 if inspect.isawaitable(made):
@@ -90,15 +91,13 @@ class Run:
         self._channel, self._guest = session.channel, session.guest
         limits = cell.limits
         self._exchange = session.channel.open()
-        self._room = limits.output
-        self._background_room = MAX_BACKGROUND
+        self._room, self._background_room = limits.output, MAX_BACKGROUND
         self._streams: dict[str, Stream] = {}  # made for the first bytes
         self._silent = False  # callbacks are not called any more
-        self._results: list[Result] = []
-        self._result_bytes = 0
+        self._results, self._order = list[Result](), list[str]()  # order: of output, by stream
         # Pictures are larger than text: results have their own, wider share of the limit.
         self._max_results = min(ALL_RESULTS * limits.output, MAX_RESULT_BYTES)
-        self._output_bytes = 0
+        self._output_bytes = self._result_bytes = 0
         self._truncated = self._dropped = self._cut = False
         self._stopped_for: Outcome | None = None  # the limit that ended it
         self._interrupted = False  # by the caller
@@ -146,7 +145,7 @@ class Run:
             stopped_for=self._stopped_for,
             interrupted=self._interrupted,
             results=tuple(self._results),
-            logs=Logs(**{"stdout": (), "stderr": (), **chunks}),
+            logs=Logs(**{"stdout": (), "stderr": (), **chunks, "order": tuple(self._order)}),
             usage=Usage(
                 wall=self._wall,
                 cpu=cpu,
@@ -295,7 +294,8 @@ class Run:
             raise ProtocolError("output of an unknown stream")
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = Stream(getattr(self._cell, f"on_{name}", None))
+            callback = getattr(self._cell, f"on_{name}", None)
+            stream = self._streams[name] = Stream(callback, name, self._order)
         if self._silent:
             stream.callback = None
         if name == "background":

@@ -31,6 +31,7 @@ from belljar.errors import (
     SandboxClosed,
     SandboxError,
     check_callbacks,
+    stays_one,
     suggests,
 )
 from belljar.files import script as scripts
@@ -44,6 +45,7 @@ from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.contexts import AsyncContexts, Context, Interpreter
+from belljar.sandbox.event_stream import AsyncStream, check_options
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 
 @suggests
+@stays_one
 class AsyncSandbox:
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
@@ -323,6 +326,17 @@ class AsyncSandbox:
                 )
             )
         return execution
+
+    def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> AsyncStream:
+        """Run code as `run_code` does, and iterate over what happens.
+
+        Gives OutputEvent and ResultEvent as they come, and at last an EndEvent with the Execution.
+        `options` are those of `run_code`, without the callbacks. The code runs from the first event
+        on. It is interrupted if the iterator is closed, or dropped, before the end.
+        """
+        return AsyncStream(
+            functools.partial(self.run_code, code, **check_options(self.run_code, options))
+        )
 
     async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
