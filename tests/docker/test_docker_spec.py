@@ -175,7 +175,7 @@ def test_what_tells_of_the_host_is_masked():
     docker_masks = "/proc/asound /proc/acpi /proc/kcore /proc/keys /proc/latency_stats "
     docker_masks += "/proc/timer_list /proc/timer_stats /proc/sched_debug /proc/scsi"
     assert set(docker_masks.split()) <= masked
-    assert {"/sys", "/proc/sys", "/proc/sysrq-trigger", "/dev/pts"} <= masked
+    assert {"/sys", "/proc/sys", "/proc/sysrq-trigger", "/dev/mqueue"} <= masked
     assert not {"/proc/cpuinfo", "/proc/stat", "/proc/meminfo", "/proc/self"} & masked
     assert host["Dns"] == ["127.0.0.1"]
 
@@ -201,7 +201,7 @@ def test_podman_is_told_of_masks_in_its_own_way_and_of_no_more_tmpfs_than_it_kno
 def test_drivers_find_their_devices():
     _, host = made(docker=Docker(gpus="all"))
     assert not {"/sys", "/proc/driver", "/proc/devices"} & set(host["MaskedPaths"])
-    assert {"/sys/firmware", "/proc/sys", "/dev/pts"} <= set(host["MaskedPaths"])
+    assert {"/sys/firmware", "/proc/sys", "/dev/mqueue"} <= set(host["MaskedPaths"])
 
 
 # --- identity --------------------------------------------------------------------------------

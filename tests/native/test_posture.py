@@ -217,7 +217,7 @@ def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
 def golden_mounts(sandbox):
     """Mount point -> type, writable. Below /usr and /opt what is bound depends on the host."""
     writable = {"/workspace": "tmpfs", "/tmp": "tmpfs", "/dev/shm": "tmpfs", "/proc": "proc"}
-    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
+    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
     return writable, devices
 
 
@@ -244,6 +244,9 @@ def test_nothing_is_writable_but_three_sized_places(busy):
         if place in writable:
             assert kind == writable[place]
             assert {"rw", "nosuid", "nodev"} <= options, place
+        elif place == "/dev/pts":
+            assert kind == "devpts"
+            assert {"rw", "nosuid", "noexec"} <= options
         elif place in devices:
             assert kind == "devtmpfs" or not ROOT
         else:
@@ -316,6 +319,9 @@ def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
         "full",
         "random",
         "urandom",
+        "tty",
+        "ptmx",
+        "pts",
         "shm",
         "fd",
         "stdin",

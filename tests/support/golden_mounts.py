@@ -7,9 +7,10 @@ from pathlib import Path
 import setting
 
 _FLAGS = ("ro", "rw", "nosuid", "nodev", "noexec", "nosymfollow")
-_TMPFS = ("size", "nr_inodes", "mode", "uid", "gid")
+_MADE = ("ptmxmode", "max", "size", "nr_inodes", "mode", "uid", "gid")
 _HOSTS = re.compile(r"/(usr|opt|bin|sbin|lib|lib32|lib64)(/|$)")
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+_DEVICES |= {"tty": (5, 0)}
 
 
 class Mount:
@@ -25,7 +26,7 @@ class Mount:
         self.flags += "".join(f" {word}" for word in sorted(words))
         pairs = dict(word.partition("=")[::2] for word in rest.split(","))
         pairs |= {name: who(int(pairs[name])) for name in ("uid", "gid") if name in pairs}
-        self.made = " ".join(f"{name}={pairs[name]}" for name in _TMPFS if name in pairs)
+        self.made = " ".join(f"{name}={pairs[name]}" for name in _MADE if name in pairs)
 
     @property
     def name(self):
@@ -42,6 +43,8 @@ class Mount:
         if self.kind == "tmpfs":
             part = f", {self.part} of it" if self.part != "/" else ""
             return f"{self.place}: tmpfs {self.flags} {self.made}{part}".rstrip()
+        if self.kind == "devpts" and not setting.DOCKER:
+            return f"{self.place}: devpts {self.flags} {self.made}"
         if self.kind in ("9p", "gofer"):
             return f"{self.place}: gVisor's file server, {self.flags}"
         if self.place == "/":

@@ -43,9 +43,9 @@ _PROC = (
     *("sysrq-trigger", "sysvipc", "timer_list", "timer_stats", "tty", "vmallocinfo", "vmstat"),
     "zoneinfo",
 )
-# Elsewhere: terminals, message queues as files, the host's name servers.
+# Elsewhere: message queues as files, the host's name servers.
 _NAME_SERVERS = "/etc/resolv.conf"
-_ELSEWHERE = ("/dev/pts", "/dev/mqueue", _NAME_SERVERS)
+_ELSEWHERE = ("/dev/mqueue", _NAME_SERVERS)
 # Drivers' libraries look for their devices here.
 _FOR_DEVICES = ("/sys", "/proc/bus", "/proc/devices", "/proc/driver")
 _SECRETS = ("/sys/firmware", "/sys/devices/virtual/powercap", "/sys/kernel")

@@ -18,7 +18,10 @@ from ..linux import syscalls as sys_
 
 INSIDE_ID = 1000  # uid and gid the code sees
 _TMPFS = sys_.MS_NOSUID | sys_.MS_NODEV
-_DEVICES = ["null", "zero", "full", "random", "urandom"]
+_DEVICES = ["null", "zero", "full", "random", "urandom", "tty", "pts"]
+# Terminals of the guest's own, and how many: the kernel counts those of all guests together.
+# Without gid=, which this user namespace may not map, they belong to the group that opens them.
+_TERMINALS = "newinstance,ptmxmode=0666,mode=620,max=16"
 
 
 class StepFailed(Exception):
@@ -141,6 +144,8 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
         options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
         flags = _TMPFS | (sys_.MS_NOEXEC if spec["noexec"] else 0)
         sys_.mount("tmpfs", path, "tmpfs", flags, options)
+    # Not nodev: these are devices.
+    sys_.mount("devpts", "/dev/pts", "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, _TERMINALS)
     facts["store"] = _hide_store(spec["workdir"], uid)
     return kernel
 

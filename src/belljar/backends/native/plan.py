@@ -23,7 +23,7 @@ _SYSTEM = (
     *("/usr/share", "/usr/include", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
 )
 _SKELETON = (
-    *("/proc", "/tmp", "/dev", "/dev/shm", "/etc", "/opt", "/run", "/run/belljar", "/usr"),
+    *("/proc", "/tmp", "/dev", "/dev/shm", "/dev/pts", "/etc", "/opt", "/run", "/run/belljar", "/usr"),
     *("/usr/local", "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"),
 )
 
@@ -116,10 +116,12 @@ def _etc() -> Iterator[Step]:
 
 
 def _devices() -> Iterator[Step]:
-    for name in ("null", "zero", "full", "random", "urandom"):
+    # /dev/tty is the terminal of the session that opens it, and a guest's sessions are its own.
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
         if stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode):
             yield ["device", name]
     yield ["symlink", "/proc/self/fd", "/dev/fd"]
+    yield ["symlink", "pts/ptmx", "/dev/ptmx"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         yield ["symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
 
