@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from belljar.backends.linux import identity, proc
 from belljar.backends.linux.cgroup.plan import parse_mounts
+from belljar.backends.linux.guest_view import PLACES
 from belljar.errors import InvalidOption, check_encodable
 
 MAX_MOUNTS = 32
@@ -167,13 +168,18 @@ def guest_path(given: object) -> str:
         raise InvalidOption(
             f"nothing can be mounted at {given!r} in the sandbox", hint="use /data or /mnt/..."
         )
-    if any(below(taken, path) for taken in _TAKEN):
+    if any(below(taken, path) for taken in (*_TAKEN, *PLACES) if taken != path):
         raise InvalidOption(
             f"{given!r} would hide what the sandbox needs", hint="use /data or /mnt/..."
         )
     if len(os.fsencode(path)) > 1000 or any(len(os.fsencode(part)) > 255 for part in parts):
         raise InvalidOption("the guest's side of a mount is too long")
     return path
+
+
+def own_places(taken: Iterable[str]) -> list[str]:
+    """The home and /var/tmp, but where the caller's mounts or the workspace are in their place."""
+    return [place for place in PLACES if place not in set(taken)]
 
 
 def below(path: str, directory: str) -> bool:
