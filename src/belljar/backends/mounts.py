@@ -177,11 +177,6 @@ def guest_path(given: object) -> str:
     return path
 
 
-def own_places(taken: Iterable[str]) -> list[str]:
-    """The home and /var/tmp, but where the caller's mounts or the workspace are in their place."""
-    return [place for place in PLACES if place not in set(taken)]
-
-
 def below(path: str, directory: str) -> bool:
     """Whether it is the directory, or in it."""
     return path == directory or posixpath.commonpath((path, directory)) == directory

@@ -20,7 +20,7 @@ from belljar.backends.docker.isolation import EngineFacts, guest_kernel
 from belljar.backends.docker.settings import Docker, docker_settings, parse_device
 from belljar.backends.linux import guest_view, identity
 from belljar.backends.linux.seccomp import HIDDEN_MEMORY, SET_ID, Rule
-from belljar.backends.mounts import Mount, own_places
+from belljar.backends.mounts import Mount
 from belljar.errors import BackendUnavailable, InvalidOption, nearest
 from belljar.limits import Limits
 from belljar.protocol.messages import MAX_FILES
@@ -280,7 +280,7 @@ def _files(
     }
     # Parts of /tmp in native; an engine cannot mount one file system twice.
     taken = (*sizes, *(mount.guest for mount in spec.mounts))
-    sizes |= dict.fromkeys(own_places(taken), (limits.tmp, 16384))
+    sizes |= dict.fromkeys(guest_view.own_places(taken), (limits.tmp, 16384))
     noexec = spec.noexec or docker.noexec
     tmpfs = {
         path: _tmpfs(*size, uid, facts, noexec=noexec, mode=1777 if path == "/var/tmp" else 700)

@@ -6,6 +6,8 @@ them. These files have what programs ask the C library for: users, names, ports,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from belljar.limits import Limits
 
 _PROTOCOLS = {
@@ -46,6 +48,12 @@ HOME = "/home/user"
 # Where a guest has files beside /tmp, unless the caller has put something else there.
 PLACES = (HOME, "/var/tmp")
 SHELL = "/bin/bash"
+
+
+def own_places(taken: Iterable[str]) -> list[str]:
+    """PLACES, but where the caller's mounts or the workspace are in their place."""
+    found = set(taken)
+    return [place for place in PLACES if place not in found]
 
 
 def passwd(uid: int, shell: str = SHELL) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from belljar.backends.linux import guest_view, identity
-from belljar.backends.mounts import WORKSPACE, Mount, below, own_places
+from belljar.backends.mounts import WORKSPACE, Mount
 from belljar.environment.interpreter import Interpreter, guest_python
 
 Step = list[object]
@@ -170,11 +170,9 @@ def pick_uid(root: bool) -> int:
 def places(mounts: Iterable[Mount], directories: Iterable[str]) -> dict[str, list[str]]:
     """Where the guest has a part of its /tmp, and which of the caller's mounts that would cover."""
     points = [mount.guest for mount in mounts]
-    own = own_places((*points, *directories))
-    return {
-        "places": own,
-        "covered": [path for path in points if any(below(path, place) for place in own)],
-    }
+    own = guest_view.own_places((*points, *directories))
+    inside = tuple(f"{place}/" for place in own)
+    return {"places": own, "covered": [path for path in points if path.startswith(inside)]}
 
 
 def writable(mounts: Iterable[Mount]) -> dict[str, object]:
