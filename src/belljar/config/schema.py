@@ -82,7 +82,7 @@ _DOCKER = {
     "pull": ("when an image is fetched: missing, always, never", "text"),
     "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
     "project": ("a label of the containers, to tell them apart", "text"),
-    "named_user": ("whether the user has a name in /etc/passwd, `sandbox`", "true or false"),
+    "named_user": ("whether the user has a name in /etc/passwd, `user`", "true or false"),
 }
 _MANAGER = {
     "max_sandboxes": ("sandboxes at once", "count"),

@@ -162,7 +162,8 @@ def _is_up(net: Path, name: str) -> bool:
 _HIDE = """
 import ctypes, os, socket
 secret = {secret!r}
-for place in ('/workspace', '/tmp', '/dev/shm'): open(place + '/secret', 'w').write(secret)
+for place in ('/workspace', '/tmp', '/dev/shm', '/home/user', '/var/tmp'):
+    open(place + '/secret', 'w').write(secret)
 server = socket.create_server(('127.0.0.1', 4711))
 unix = socket.socket(socket.AF_UNIX); unix.bind('/tmp/sock'); unix.listen()
 abstract = socket.socket(socket.AF_UNIX); abstract.bind('\\0sibling'); abstract.listen()
@@ -171,7 +172,8 @@ ctypes.CDLL(None).shmget(0x4711, 4096, 0o1666), os.getpid()
 _SEEK = """
 import ctypes, glob, os, socket
 found = []
-for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/proc/[0-9]*/environ', '/proc/*/stat'):
+for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/home/user/*', '/var/tmp/*',
+                '/proc/[0-9]*/environ', '/proc/*/stat'):
     for path in glob.glob(pattern):
         try: found.append(open(path).read())
         except OSError as error: found.append(str(error))

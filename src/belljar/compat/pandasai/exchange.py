@@ -107,8 +107,8 @@ _MODULES = {
 # files and shared memory. It fails if something stays.
 SCRUB = """
 kill -9 -1
-chmod -R u+rwx /workspace /tmp /dev/shm 2>/dev/null
-for place in /workspace /dev/shm /tmp; do
+chmod -R u+rwx /workspace /tmp /dev/shm /home/user /var/tmp 2>/dev/null
+for place in /workspace /dev/shm /home/user /var/tmp /tmp; do
     cd "$place" || continue
     for found in ..?* .[!.]* *; do
         [ -e "$found" ] || [ -L "$found" ] || continue
