@@ -20,7 +20,7 @@ INTERNAL = {
     "root",
 }
 
-PLAIN = {"stream"}  # functions that neither block nor are awaited
+PLAIN = {"stream", "describe"}  # functions that neither block nor are awaited
 
 # Written here and not derived, so that a name that vanishes from both is missed.
 PROMISED = {
@@ -28,6 +28,7 @@ PROMISED = {
         "create",
         "run_code",
         "stream",
+        "describe",
         "put",
         "set",
         "get",
