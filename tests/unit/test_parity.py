@@ -32,7 +32,7 @@ INTERNAL = {
     "dial",
 }
 
-PLAIN = {"stream"}  # functions that neither block nor are awaited
+PLAIN = {"stream", "describe"}  # functions that neither block nor are awaited
 
 # Written here and not derived, so that a name that vanishes from both is missed.
 PROMISED = {
@@ -40,6 +40,7 @@ PROMISED = {
         "create",
         "run_code",
         "stream",
+        "describe",
         "put",
         "set",
         "get",

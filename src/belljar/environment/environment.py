@@ -36,6 +36,7 @@ from belljar.environment.interpreter import (
     load_interpreter,
 )
 from belljar.environment.requirement import (
+    canonical_name,
     check_package,
     fingerprint_package,
     hide_secrets,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from belljar.environment.uv_build import Listener, Step
 
 _log = logging.getLogger("belljar.environment")
+MOST_DESCRIBED = 60  # packages
 LAYOUT = 2  # of the directory; a new number rebuilds every environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -117,6 +119,28 @@ class Environment:
     def without_preload(self) -> Environment:
         """The same packages; code imports what it needs."""
         return replace(self, preload=(), warmup="")
+
+    def describe(self, *, versions: bool = True) -> str:
+        """What a prompt should say of it: the version of Python, and the packages, with their
+        versions if it is built. Blocks for a short time.
+
+        >>> Environment("text", packages=["humanize>=4"]).describe(versions=False)
+        'Python with the standard library and the packages humanize'
+        """
+        python, installed = "Python", dict[str, str]()
+        if versions:
+            interpreter = choose_interpreter(self)
+            python, key = f"Python {interpreter.short_version}", compute_key(self, interpreter)
+            for built in list_built():
+                if built.key == key:
+                    found = built.distributions.items()
+                    installed = {canonical_name(name): version for name, version in found}
+        names = [project_name(package) for package in self.packages]
+        shown = [" ".join(filter(None, (name, installed.get(name)))) for name in names]
+        if (more := len(shown) - MOST_DESCRIBED) > 0:
+            shown[MOST_DESCRIBED:] = [f"{more} more"]
+        packages = f" and the packages {', '.join(shown)}" if shown else ""
+        return f"{python} with the standard library{packages}"
 
     def _inherit(self, base: Environment, added: set[str]) -> None:
         inherited = {

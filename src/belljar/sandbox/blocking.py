@@ -543,6 +543,12 @@ class Sandbox:
     def __repr__(self) -> str:
         return repr(self._sandbox).replace("AsyncSandbox", type(self).__name__, 1)
 
+    def describe(self) -> str:
+        """What a system prompt should say of this sandbox, in a few lines: Python and packages,
+        network, files, limits, and functions of the host. Blocks for a short time.
+        """
+        return self._sandbox.describe()
+
     def start(self) -> None:
         """Start the guest, if it does not run yet."""
         return wait(self._sandbox.start)

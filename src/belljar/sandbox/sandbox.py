@@ -175,6 +175,15 @@ class AsyncSandbox:
         state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
         return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
+    def describe(self) -> str:
+        """What a system prompt should say of this sandbox, in a few lines: Python and packages,
+        network, files, limits, and functions of the host. Blocks for a short time.
+        """
+        lifecycle = self._lifecycle
+        return advice.describe_sandbox(
+            self._options, lifecycle.subject.backend, lifecycle.functions
+        )
+
     @property
     def last_used(self) -> float:
         """When it was last used, by time.monotonic()."""
