@@ -24,7 +24,8 @@ def test_a_sandbox_says_what_it_has(make_sandbox, tmp_path):
     said = sandbox.describe()
     for part in (
         "There is no network.",
-        "The current directory is /workspace",
+        "The current directory is /workspace, which holds 256 MiB",
+        "/tmp and the home /home/user hold 100 MiB.",
         "/data has files of the host, read-only.",
         "7 s a run",
         "64.0 KiB of output, 32 processes.",

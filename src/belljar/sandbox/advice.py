@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 
+from belljar.backends.linux.guest_view import HOME
 from belljar.backends.mounts import Scratch
 from belljar.functions.registry import Registry
 from belljar.limits import format_size
@@ -185,7 +186,7 @@ def describe_sandbox(options: Options, backend: str, functions: Registry | None)
         "Variables, imports and files stay from one run to the next.",
         "There is no network." if options.network == "none" else "There is a network.",
         f"The current directory is {options.workdir}, which holds {format_bytes(limits.workspace)}"
-        f"; /tmp holds {format_bytes(limits.tmp)}.",
+        f"; /tmp and the home {HOME} hold {format_bytes(limits.tmp)}.",
     ]
     for mount in [each for each in options.mounts if not isinstance(each, Scratch)][:MOST_MOUNTS]:
         said.append(f"{mount.guest} has files of the host{', read-only' * mount.read_only}.")
