@@ -29,13 +29,20 @@ class Branches:
         self._no_store = ""  # why there is no store
         if "archive_size" in setup:  # a container's workspace is opened before any code runs
             self.store, self._no_store = archive_store.choose_store(setup)
-        self.active = Branch(self._new_worker())
         self._branches = {0: self.active}
         self._checkpoints: Dict[int, Checkpoint] = {}
         self._copy: Optional[Copy] = None
         self._after_death: Optional[Callable[[], None]] = None
         self._heir: Optional[WorkerProcess] = None  # becomes active when the active one is dead
         self.replacing = False  # while True, init starts no worker for one that has ended
+
+    @property
+    def active(self) -> Branch:
+        return self._init.default.branch  # type: ignore[no-any-return]
+
+    @active.setter
+    def active(self, branch: Branch) -> None:
+        self._init.default.branch = branch
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._init, self._setup, self._init.default.on_frame)

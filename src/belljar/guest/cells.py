@@ -70,12 +70,10 @@ class WatchedDirectory:
 
 class Interpreter:
     def __init__(self, init: Any, context: Optional[Dict[str, Any]] = None) -> None:
-        """Without a context, it is that of the active branch."""
+        """Without a context, it is the sandbox's own, and runs the cells of the active branch."""
         self._init = init
         self.context = context
-        self._own = None
-        if context is not None:
-            self._own = Branch(WorkerProcess(init, init.setup, self.on_frame))
+        self.branch = Branch(WorkerProcess(init, init.setup, self.on_frame))
         self.cell: Optional[Cell] = None
         self._stale: List[OutputReader] = []  # output of earlier cells
         self._last: Optional[Cell] = None  # whose pipes may be used again
@@ -83,10 +81,6 @@ class Interpreter:
         self._restarts: List[int] = []  # requests that wait for a new interpreter
         self._started = 0  # the worker that knows the directory of the context
         self.removed = 0  # the request that asked for it
-
-    @property
-    def branch(self) -> Branch:
-        return self._own or self._init.branches.active
 
     @property
     def worker(self) -> WorkerProcess:

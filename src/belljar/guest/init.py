@@ -10,6 +10,7 @@ its descriptors (it is not dumpable).
 """
 
 import contextlib
+import functools
 import gc
 import os
 import resource
@@ -63,7 +64,8 @@ class Init:
         self.workspace: Optional[WatchedDirectory] = None
         self.default = Interpreter(self)
         self.interpreters = {0: self.default}  # and those of contexts
-        self.branches = Branches(self, setup)
+        if "archive_size" in setup:  # a container's workspace is opened before any code runs
+            self.branches  # noqa: B018
         self.processes: Dict[int, processes.Process] = {}  # by pid; also some that have ended
         self.streams: Dict[int, Source] = {}  # by request
         self._handlers: Dict[int, Callable[[wire.Frame], None]] = {
@@ -79,11 +81,15 @@ class Init:
             wire.FILE: lambda frame: file_requests.serve(self, frame),
             wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
             wire.PART: lambda frame: (self._find(frame) or self.default).part(frame),
-            wire.KEEP: self.branches.keep,
-            wire.RETURN: self.branches.go_back,
-            wire.RELEASE: self.branches.release,
-            wire.SWITCH: self.branches.switch,
+            wire.KEEP: lambda frame: self.branches.keep(frame),
+            wire.RETURN: lambda frame: self.branches.go_back(frame),
+            wire.RELEASE: lambda frame: self.branches.release(frame),
+            wire.SWITCH: lambda frame: self.branches.switch(frame),
         }
+
+    @functools.cached_property
+    def branches(self) -> Branches:
+        return Branches(self, self.setup)
 
     # -- the loop ---------------------------------------------------------------------------
 

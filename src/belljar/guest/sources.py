@@ -86,7 +86,7 @@ class Source:
         self._update()
 
     def _update(self) -> None:
-        """Read while there is somebody to read for: the fastest reader decides."""
+        """Read while some reader may take more: the fastest one decides."""
         wanted = not self.readers or any(each.credit > 0 for each in self.readers.values())
         self._output.hold(not wanted)
 

@@ -421,7 +421,7 @@ class Ports:
         self._ports = ports
 
     def connect(self, port: int, *, timeout: float | None = None) -> socket.socket:
-        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+        """A connection to a server in the sandbox. ConnectionRefusedError: no server listens.
 
         `timeout` is in seconds, for a server that does not listen yet.
         """

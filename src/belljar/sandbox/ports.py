@@ -116,7 +116,7 @@ class AsyncPorts:
         self._lifecycle = lifecycle
 
     async def connect(self, port: int, *, timeout: float | None = None) -> Connection:
-        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+        """A connection to a server in the sandbox. ConnectionRefusedError: no server listens.
 
         `timeout` is in seconds, for a server that does not listen yet.
         """
