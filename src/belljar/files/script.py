@@ -7,7 +7,7 @@ import importlib.util
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -58,6 +58,7 @@ class Script:
     argv: tuple[str, ...] | None = None  # sys.argv; None: unchanged
     stdin: Input | None = None
     csv: bool = False  # tables that it shows are sent as CSV, too
+    allow_return: bool = False  # at the top level
 
     def header(self) -> dict[str, object]:
         """The fields for the guest besides the code."""
@@ -66,14 +67,17 @@ class Script:
             "argv": None if self.argv is None else list(self.argv),
             "stdin": self.stdin is not None,
             "csv": self.csv,
+            "return": self.allow_return,
         }
         return {name: value for name, value in fields.items() if value}
 
 
-async def make_script(code: object, stdin: str | bytes | None) -> Script:
+async def make_script(
+    code: object, stdin: str | bytes | None, *, allow_return: bool = False
+) -> Script:
     """The Script for what a caller gives to `run_code`."""
     if isinstance(code, Script):
-        return code
+        return replace(code, allow_return=allow_return or code.allow_return)
     given = make_input(stdin)
     if not isinstance(code, os.PathLike):
         if not isinstance(code, str):
@@ -81,10 +85,12 @@ async def make_script(code: object, stdin: str | bytes | None) -> Script:
                 f"code must be a str or the path of a file, not {type(code).__name__}",
                 hint="decode bytes before running them",
             )
-        return Script(code=code, stdin=given)
+        return Script(code=code, stdin=given, allow_return=allow_return)
     path = Path(code)
     text = await anyio.to_thread.run_sync(read_source, path)
-    return Script(code=text, name=path.name, argv=(path.name,), stdin=given)
+    return Script(
+        code=text, name=path.name, argv=(path.name,), stdin=given, allow_return=allow_return
+    )
 
 
 def read_source(path: Path) -> str:

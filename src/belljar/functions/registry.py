@@ -53,6 +53,7 @@ class HostFunction:
     max_calls: int | None = None  # over the life of the sandbox; None: no limit
     concurrency: int = 8  # calls at once; others wait
     counts_time: bool = False  # whether a call counts against the time-out of the cell
+    ends_cell: bool = False  # its result ends the cell, and is `final` of the Execution
 
     def __post_init__(self) -> None:
         _check_callable(self.function)
@@ -68,8 +69,9 @@ class HostFunction:
         _check_count("concurrency", self.concurrency)
         if self.max_calls is not None:
             _check_count("max_calls", self.max_calls)
-        if not isinstance(self.counts_time, bool):
-            raise InvalidOption(f"counts_time must be True or False, not {self.counts_time!r}")
+        for option in ("counts_time", "ends_cell"):
+            if not isinstance(given := getattr(self, option), bool):
+                raise InvalidOption(f"{option} must be True or False, not {given!r}")
 
 
 Exposable = Callable[..., object] | HostFunction
@@ -184,6 +186,9 @@ def describe_function(function: HostFunction, limit: int = MAX_SPEC) -> dict[str
     shape = signature.read_signature(function.function)
     told = signature.describe_parameters(shape)
     returns = None if shape is None else signature.format_annotation(shape.return_annotation)
+    kind: dict[str, object] = {}
+    if function.ends_cell:
+        kind, returns = {"ends_cell": True}, "NoReturn"
     bare = [
         {**one, "annotation": None, "default": one["default"] and signature.UNKNOWN} for one in told
     ]
@@ -196,7 +201,7 @@ def describe_function(function: HostFunction, limit: int = MAX_SPEC) -> dict[str
     found: dict[str, object] = {}
     for room, parameters, result in attempts:
         found = {"name": name, "doc": doc and cut(doc, room), "parameters": list(parameters)}
-        found["returns"] = result
+        found |= {"returns": result, **kind}
         if len(json.dumps(found)) <= limit:
             return found
     return found | {"doc": None}
@@ -275,6 +280,10 @@ class Registry:
         """Whether a call counts against the time-out of the cell; an unknown name does."""
         found = self._functions.get(name)
         return found is None or found[0].counts_time
+
+    def ends_cell(self, name: str) -> bool:
+        found = self._functions.get(name)
+        return found is not None and found[0].ends_cell
 
     def specs(self) -> list[dict[str, object]]:
         limit = min(MAX_SPEC, MAX_SPECS // max(len(self._functions), 1))

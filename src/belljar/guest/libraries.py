@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, NoReturn, Optional
 
 from ..protocol import messages
 from . import chart_elements, figures
@@ -20,8 +20,10 @@ from . import chart_elements, figures
 Show = Callable[..., Any]
 
 
-def install(show: Show, show_figures: "Callable[[], None]") -> None:
-    """`show` is the display() of the cells."""
+def install(
+    show: Show, show_figures: "Callable[[], None]", finish: "Callable[..., NoReturn]"
+) -> None:
+    """`show` is the display() of the cells, `finish` what `belljar.finish` is in them."""
     arrange: Dict[str, Callable[[Any], None]] = {
         "matplotlib.pyplot": lambda module: figures.replace_show(module, show_figures),
         "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
@@ -32,7 +34,7 @@ def install(show: Show, show_figures: "Callable[[], None]") -> None:
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
     sys.meta_path.insert(0, _Finder(arrange))
-    sys.meta_path.append(_StandInFinder(show))  # a real IPython comes first
+    sys.meta_path.append(_StandInFinder(show, finish))  # a real IPython comes first
 
 
 class _Finder:
@@ -113,12 +115,14 @@ _VERSION = (8, 24, 0)
 
 
 class _StandInFinder:
-    """Finds and loads the stand-in."""
+    """Finds and loads the stand-in, and the module `belljar` of the cells."""
 
-    def __init__(self, show: Show) -> None:
-        self._show = show
+    def __init__(self, show: Show, finish: "Callable[..., NoReturn]") -> None:
+        self._show, self._finish = show, finish
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
+        if name == "belljar":
+            return importlib.machinery.ModuleSpec(name, self)  # type: ignore[arg-type]
         if name not in _PACKAGES and name not in _DISPLAY:
             return None
         top: Any = sys.modules.get("IPython")
@@ -130,7 +134,10 @@ class _StandInFinder:
         return None
 
     def exec_module(self, module: Any) -> None:
-        if module.__name__ in _DISPLAY:
+        if module.__name__ == "belljar":
+            module.__doc__ = "What code in a sandbox of Belljar can use."
+            module.finish = self._finish
+        elif module.__name__ in _DISPLAY:
             module.__dict__.update({kind.__name__: kind for kind in _KINDS})
             _change_ipython(module, self._show)
             module.clear_output = lambda wait=False: None  # results that were sent stay

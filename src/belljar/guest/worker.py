@@ -34,6 +34,7 @@ SOURCE = "<belljar>"  # the name of every file of Belljar in the guest starts wi
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
+_RETURN = "__belljar_return__"
 SMALL = 4096  # bytes of a result that is sent together with the end of its cell
 # Values that are shown as their repr() alone.
 _SCALAR = frozenset((bool, int, float, complex, str, bytes))
@@ -64,7 +65,7 @@ class Worker:
         self._forked = False
         self._pyplot_show: Any = None  # what replaced it
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
-        display.install(self._show, self._show_figures)
+        display.install(self._show, self._show_figures, self._make_finish())
         builtins.input = _no_input
         builtins.print = streams.print_whole
         sys.argv = [""]
@@ -287,7 +288,15 @@ class Worker:
                 raise NameError(f"name {name!r} is not defined")
             return header, values.encode(namespace[name], self._value_limit)
         code = frame.payload.decode("utf-8", "surrogatepass")
-        value = self._execute(code, self._set_program(frame.header))
+        name, returns = self._set_program(frame.header), bool(frame.header.get("return"))
+        try:
+            value = self._execute(code, name, returns)
+        except BaseException as error:
+            if not functions.ends_cell(error):
+                raise
+            value = None
+            if isinstance(error, functions.CellReturn):
+                header["final"], value = True, error.value
         encoded = None
         if value is not None:
             if namespace.get("_") is self._last:  # unless the code has its own `_`
@@ -308,7 +317,30 @@ class Worker:
         self._files.add(file)
         return file
 
-    def _execute(self, code: str, name: str) -> Any:
+    def _make_finish(self) -> "Callable[..., NoReturn]":
+        def finish(value: Any = None) -> NoReturn:
+            """End the cell with this value, which becomes `final` of its Execution.
+
+            The value must be data that can travel. `except Exception` does not stop the end.
+            """
+            functions.check_thread("belljar.finish")
+            if os.getpid() != self._channel.pid:
+                raise RuntimeError("only the sandbox's own interpreter can call belljar.finish()")
+            try:
+                encoded = values.encode(value, self._result_limit, self._output_limit).join()
+            except values.CannotTravel as error:
+                raise TypeError(f"belljar.finish(): {error}") from None
+            parts = [{"mime": messages.FINAL, "size": len(encoded), "text": False}]
+            header = {"parts": parts, "main": False, "dropped": [], "cut": False}
+            self._channel.send(wire.CELL_RESULT, 0, header, encoded)
+            raise functions.CellEnded
+
+        finish.__module__ = "belljar"
+        return finish
+
+    def _execute(self, code: str, name: str, returns: bool) -> Any:
+        """The value of the last expression. With `returns`, a top-level `return` is allowed, and
+        raises CellReturn."""
         self._sources.add(name, code)
         namespace = self._module.__dict__
         expression = _compile_expression(code, name)
@@ -316,6 +348,8 @@ class Worker:
             self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
         tree = _parse_cell(code, name)
+        if returns and _allow_return(tree):
+            namespace[_RETURN] = functions.CellReturn
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -325,9 +359,13 @@ class Worker:
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         self._sources.keep_lasting(name, compiled)
         namespace.pop(_VALUE, None)
-        made = eval(compiled, namespace)
-        if compiled.co_flags & inspect.CO_COROUTINE:
-            self._await(made)
+        try:
+            made = eval(compiled, namespace)
+            if compiled.co_flags & inspect.CO_COROUTINE:
+                self._await(made)
+        finally:
+            if returns:
+                namespace.pop(_RETURN, None)
         return namespace.pop(_VALUE, None)
 
     def _await(self, coroutine: Any) -> None:
@@ -471,6 +509,41 @@ def _parse_cell(code: str, name: str) -> Any:
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
+
+
+def _allow_return(tree: Any) -> bool:
+    """Replace each `return` at the top level by a `raise`, which no `except:` of the cell catches.
+    True if there was one."""
+    transformer = _ReturnTransformer()
+    tree.body[:] = [transformer.visit(statement) for statement in tree.body]
+    if transformer.found:
+        ast.fix_missing_locations(tree)
+    return transformer.found > 0
+
+
+class _ReturnTransformer(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.found = 0
+
+    def visit_Return(self, node: Any) -> Any:
+        self.found += 1
+        given = [] if node.value is None else [node.value]
+        call = ast.Call(ast.Name(_RETURN, ast.Load()), given, [])
+        return ast.copy_location(ast.Raise(ast.copy_location(call, node), None), node)
+
+    def visit_Try(self, node: Any) -> Any:
+        before = self.found
+        self.generic_visit(node)
+        if self.found > before and node.handlers:
+            kind = ast.Name(_RETURN, ast.Load())
+            handler = ast.ExceptHandler(kind, None, [ast.Raise(None, None)])
+            node.handlers.insert(0, ast.copy_location(handler, node.handlers[0]))
+        return node
+
+    def _skip(self, node: Any) -> Any:
+        return node  # a `return` in here is not of the cell
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _skip
 
 
 def _format_error(error: BaseException, files: "Set[str]") -> str:

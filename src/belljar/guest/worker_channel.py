@@ -233,6 +233,8 @@ class WorkerChannel:
                 self._remove_call(call)
         if not header["ok"]:
             raise functions.make_exception(header["name"], header["message"])
+        if header.get("end"):
+            raise functions.CellEnded
         return values.decode(blob, MAX_VALUE, MAX_VALUE)
 
     @contextlib.contextmanager

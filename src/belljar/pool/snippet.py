@@ -30,8 +30,7 @@ from belljar.sandbox.options import (
     new_id,
 )
 from belljar.sandbox.outcome import make_empty
-from belljar.sandbox.run import encode_code
-from belljar.sandbox.sandbox import AsyncSandbox, check_policy
+from belljar.sandbox.sandbox import AsyncSandbox, check_policy, encode_code
 
 if TYPE_CHECKING:
     from belljar.pool.pool import AsyncPool

@@ -31,6 +31,7 @@ LENGTH = struct.Struct("!I")  # length of the rows that precede the data of `sca
 MAX_PARTS = 32
 MAX_NAME = 100
 MAX_REASON = 250
+FINAL = "application/vnd.belljar.final"  # the value with which the code ends its cell
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
@@ -80,8 +81,9 @@ def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]
         checked["exit_code"] = code
     if value_error is not None:
         checked["value_error"] = value_error
-    if header.get("shown") is True:
-        checked["shown"] = True
+    for flag in ("shown", "final"):
+        if header.get(flag) is True:
+            checked[flag] = True
     return checked
 
 

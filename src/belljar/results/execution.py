@@ -119,6 +119,8 @@ class Execution:
     files: FileChanges | None = None  # None if the changes were not determined
     saved: bool | None = None  # all files are in the kept workspace; None: no workspace is kept
     policy: Report | None = None  # the verdict of the sandbox's policy; None: it has no policy
+    finished: bool = False  # ended with a result: ends_cell, belljar.finish() or a `return`
+    final: object = None  # that result; of a host function the object that it returned
 
     @property
     def ok(self) -> bool:
@@ -156,6 +158,7 @@ class Execution:
         changed = {
             "outcome": self.outcome.value,
             "value": as_json(self.value),
+            "final": as_json(self.final),
             "results": [result.to_dict() for result in self.results],
             "logs": _lists(asdict(self.logs)),
             "error": asdict(self.error) if self.error else None,
@@ -192,6 +195,8 @@ class Execution:
             if kind in ("png", "jpeg", "svg", "pdf", "html", "data", "chart")
         }
         said = [f"with {', '.join(sorted(kinds))}"] if kinds else []
+        if self.finished:
+            said.append("finished")
         if self.calls:
             said.append(f"{len(self.calls)} calls")
         if self.files:

@@ -416,6 +416,7 @@ class Sandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        allow_return: bool = False,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -424,6 +425,7 @@ class Sandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value.
         """
         return call(
             self._sandbox.run_code,
@@ -435,6 +437,7 @@ class Sandbox:
             on_result=on_result,
             env=env,
             undo_on_error=undo_on_error,
+            allow_return=allow_return,
         )
 
     def put(self, /, **values: object) -> None:
@@ -466,13 +469,15 @@ class Sandbox:
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
+        ends_cell: bool = False,
     ) -> None:
         """Let the code call a function of this process, by its name or `name`.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
         run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`. With `ends_cell`,
+        its result ends the cell, and is `final` of the Execution.
         """
         return wait(
             self._sandbox.expose,
@@ -482,6 +487,7 @@ class Sandbox:
             max_calls=max_calls,
             concurrency=concurrency,
             counts_time=counts_time,
+            ends_cell=ends_cell,
         )
 
     def checkpoint(self) -> Checkpoint:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from belljar.backends.base import init_settings
 from belljar.errors import CannotTravel, ProtocolError
@@ -37,6 +37,13 @@ MOST_NOTES = 10  # about the findings of a policy
 RESTARTED = "variables were lost: the interpreter had to be restarted"
 
 
+class FinalValue(NamedTuple):
+    """What ended a cell before its last line."""
+
+    value: object  # of a host function: as it was returned
+    encoded: bool = False  # data of the guest, which is not decoded yet
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finished:
     """A run that has ended."""
@@ -59,6 +66,7 @@ class Finished:
     host_time_is_up: bool  # host functions took more time than is excused
     value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
     no_room: str | None  # why there is no value, though the guest sent one
+    final: list[FinalValue]  # the first one stands
 
     @property
     def stdout(self) -> str:
@@ -142,6 +150,15 @@ async def make_execution(
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
     if missing is not None:
         notes += (f"value is None, because {missing}; see text and results",)
+    # A `return` is the value as well. Another end stands, whatever the code did after it.
+    finished, final = outcome is Outcome.ok and header.get("final") is True, None
+    if finished:
+        final = value
+    elif run.final:
+        finished = True
+        final, missing = await _decode_final(run.final[0], limits)
+        if missing is not None:
+            notes += (f"final is None, because {missing}",)
     return Execution(
         outcome=outcome,
         text=main.text if main is not None else None,
@@ -160,6 +177,8 @@ async def make_execution(
         calls=run.calls,
         files=run.files if run.done is not None else None,
         notes=notes,
+        finished=finished,
+        final=final,
     )
 
 
@@ -256,6 +275,18 @@ async def _decode_value(
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
+
+
+async def _decode_final(given: FinalValue, limits: Limits) -> tuple[object, str | None]:
+    """The value that ended the cell, and why it did not come."""
+    if not given.encoded:
+        return given.value, None
+    blob = given.value
+    assert isinstance(blob, bytes)
+    try:
+        return await value_transfer.decode(blob, len(blob), limits.output), None
+    except (CannotTravel, values.CannotTravel, MemoryError) as error:
+        return None, str(error) or "there was no memory for it"
 
 
 def _notes(

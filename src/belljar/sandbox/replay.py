@@ -277,6 +277,7 @@ class _Replaying:
                 argv=cell.argv,
                 stdin=make_input(cell.stdin),
                 csv=cell.csv,
+                allow_return=cell.allow_return,
             )
             replayed = sandbox.run_code(
                 script,

@@ -48,7 +48,7 @@ from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
-from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
@@ -237,6 +237,7 @@ class AsyncSandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        allow_return: bool = False,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -245,15 +246,18 @@ class AsyncSandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value.
         """
         if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
         if type(code) is str and stdin is None:
-            script = Script(code=code)
+            script = Script(code=code, allow_return=allow_return)
+            if allow_return:
+                header["return"] = True
         else:
             await move_to_loop()
-            script = await scripts.make_script(code, stdin)
+            script = await scripts.make_script(code, stdin, allow_return=allow_return)
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
         if variables:
@@ -473,13 +477,15 @@ class AsyncSandbox:
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
+        ends_cell: bool = False,
     ) -> None:
         """Let the code call a function of this process, by its name or `name`.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
         run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        time-out of the cell with `counts_time`, and beyond `Limits.host_time`. With `ends_cell`,
+        its result ends the cell, and is `final` of the Execution.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
@@ -495,6 +501,7 @@ class AsyncSandbox:
                 max_calls=max_calls,
                 concurrency=concurrency,
                 counts_time=counts_time,
+                ends_cell=ends_cell,
             )
         )
 
@@ -616,6 +623,19 @@ class AsyncSandbox:
 
 options.show_options(AsyncSandbox.__init__)
 options.show_options(AsyncSandbox.create.__func__)  # type: ignore[attr-defined]
+
+
+def encode_code(code: str) -> bytes:
+    if not isinstance(code, str):  # of a Snippet
+        found = f"code is a str, not {type(code).__name__}"
+        raise InvalidOption(found, hint="decode bytes before running them")
+    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if len(payload) > wire.MAX_PAYLOAD:
+        raise InvalidOption(
+            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
+            hint="write large data to a file with files.write()",
+        )
+    return payload
 
 
 async def check_policy(policy: Policy, code: str) -> Report:
