@@ -6,6 +6,7 @@ A stub looks like the host's function and checks its arguments; WorkerChannel ma
 import builtins
 import functools
 import inspect
+import sys
 import threading
 from typing import Any, Callable, Dict, Tuple, Type
 
@@ -54,20 +55,25 @@ def check_thread(name: str) -> None:
         )
 
 
-def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
-    """A function that passes its arguments to `call(name, args, kwargs)`.
+def make_stub(spec: Dict[str, Any], call: Call, call_async: Call) -> Callable[..., Any]:
+    """A function that passes its arguments to `call(name, args, kwargs)`, or to `call_async` if it
+    is to be awaited.
 
     The host fills in defaults, which may not be data.
     """
     name = spec["name"]
     shape = messages.build_signature(spec)
     check = _make_checker(name, shape)
-    ends = bool(spec.get("ends_cell"))
+    ends, awaitable = bool(spec.get("ends_cell")), spec.get("awaitable")
 
     def stub(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
         if ends:
             check_thread(name)
+        if awaitable == "always" or (awaitable and find_loop() is not None):
+            coroutine = call_async(name, args, kwargs)
+            coroutine.__name__ = coroutine.__qualname__ = name  # for "... was never awaited"
+            return coroutine
         return call(name, args, kwargs)
 
     stub.__name__ = stub.__qualname__ = name
@@ -80,6 +86,15 @@ def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     }
     stub.__signature__ = shape  # type: ignore[attr-defined]
     return stub
+
+
+def find_loop() -> Any:
+    """The event loop of asyncio that runs in this thread; None if there is no such loop."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _make_checker(name: str, shape: inspect.Signature) -> Callable[..., None]:

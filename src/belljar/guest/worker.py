@@ -61,7 +61,7 @@ class Worker:
         self.on_interrupt = self._on_interrupt  # one object, to recognise the handler
         self._last: Any = None  # `_`: the last value, as at Python's prompt
         self._parked: Optional[fork_state.Snapshot] = None  # set in a fork that runs no cells
-        self._functions: Dict[str, Any] = {}  # name -> spec of a host function
+        self._functions: Dict[str, Tuple[Any, Any]] = {}  # name -> spec and stub
         self._forked = False
         self._pyplot_show: Any = None  # what replaced it
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
@@ -113,11 +113,18 @@ class Worker:
 
     def _define_functions(self, specs: List[Dict[str, Any]]) -> None:
         """Define host functions, except those that are defined already: the code may have used
-        their names for something else."""
+        their names for something else. Remove those that are not in the list."""
+        namespace, before, self._functions = self._module.__dict__, self._functions, {}
         for spec in specs:
-            if self._functions.get(spec["name"]) != spec:
-                self._functions[spec["name"]] = spec
-                self._module.__dict__[spec["name"]] = functions.make_stub(spec, self._channel.call)
+            name = spec["name"]
+            known, stub = before.pop(name, (None, None))
+            if known != spec:
+                stub = functions.make_stub(spec, self._channel.call, self._channel.call_async)
+                namespace[name] = stub
+            self._functions[name] = spec, stub
+        for name, (_, stub) in before.items():
+            if namespace.get(name) is stub:
+                del namespace[name]
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.find_new_threads(self._threads)
@@ -404,7 +411,10 @@ class Worker:
         except values.CannotTravel as error:
             if " is a matplotlib." in str(error):
                 return header, None  # an artist that plotting returned: its figure is shown
-            return {**header, "value_error": display.cap_text(str(error), 200)}, None
+            why = display.cap_text(str(error), 200)
+            if inspect.iscoroutine(value):
+                why += ", which the code does not await"
+            return {**header, "value_error": why}, None
 
     def _show_figures(self) -> None:
         pyplot = sys.modules.get("matplotlib.pyplot")

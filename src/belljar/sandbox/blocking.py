@@ -45,6 +45,7 @@ from belljar.errors import InvalidOption, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, Registry
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.sandbox import options
@@ -465,19 +466,22 @@ class Sandbox:
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
         ends_cell: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`. With `ends_cell`,
-        its result ends the cell, and is `final` of the Execution.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         return wait(
             self._sandbox.expose,
@@ -488,7 +492,26 @@ class Sandbox:
             concurrency=concurrency,
             counts_time=counts_time,
             ends_cell=ends_cell,
+            awaitable=awaitable,
         )
+
+    def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return wait(self._sandbox.expose_all, functions)
+
+    def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        return wait(self._sandbox.unexpose, name)
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
+        return self._sandbox.functions
 
     def checkpoint(self) -> Checkpoint:
         """Keep the state as it is now: variables, modules, random state, files in /workspace.

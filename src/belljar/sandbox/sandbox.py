@@ -32,11 +32,12 @@ from belljar.errors import (
     SandboxError,
     check_callbacks,
     suggests,
+    unknown_option,
 )
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
-from belljar.functions.registry import HostFunction, Registry
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, HostFunction, Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
@@ -332,8 +333,8 @@ class AsyncSandbox:
     async def _get_ready(self) -> None:
         """Called before `_turn` is taken: one cell after the other; an operation on variables
         counts as one."""
-        lifecycle = self._lifecycle
-        if lifecycle.functions is not None or lifecycle.persistence is not None:
+        lifecycle, functions = self._lifecycle, self._lifecycle.functions
+        if lifecycle.persistence is not None or (functions is not None and functions.version):
             await move_to_loop()
         lifecycle.check_usable()
         if lifecycle.session is not None:
@@ -377,7 +378,7 @@ class AsyncSandbox:
             if session.functions.get(branch, 0) != version:
                 cell.header["functions"] = [] if functions is None else functions.specs()
                 session.functions[branch] = version
-            self._run = Run(session, cell, functions)
+            self._run = Run(session, cell, functions if version else None)
             try:
                 with lifecycle.working():
                     finished = await session.serve(self._run.execute)
@@ -473,37 +474,61 @@ class AsyncSandbox:
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
         ends_cell: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`. With `ends_cell`,
-        its result ends the cell, and is `final` of the Execution.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
-                "expose() makes a HostFunction itself", hint="give it the function, and its options"
+                "expose() makes a HostFunction itself",
+                hint="give it the function, and its options; or use expose_all([function])",
             )
+        made = HostFunction(
+            function,
+            name=name,
+            timeout=timeout,
+            max_calls=max_calls,
+            concurrency=concurrency,
+            counts_time=counts_time,
+            ends_cell=ends_cell,
+            awaitable=awaitable,
+        )
+        return self.functions.add(made)
+
+    async def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return self.functions.add_all(functions)
+
+    async def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        if name not in self.functions:
+            raise unknown_option("host function", str(name), self.functions)
+        del self.functions[name]
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
         if self._lifecycle.functions is None:
             self._lifecycle.functions = Registry()
-        self._lifecycle.functions.add(
-            HostFunction(
-                function,
-                name=name,
-                timeout=timeout,
-                max_calls=max_calls,
-                concurrency=concurrency,
-                counts_time=counts_time,
-                ends_cell=ends_cell,
-            )
-        )
+        return self._lifecycle.functions
 
     # -- checkpoints ------------------------------------------------------------------------
 
