@@ -59,6 +59,7 @@ class Script:
     stdin: Input | None = None
     csv: bool = False  # tables that it shows are sent as CSV, too
     allow_return: bool = False  # at the top level
+    notebook: bool = False  # it may be written as for a notebook: `!ls`, `%time`
 
     def header(self) -> dict[str, object]:
         """The fields for the guest besides the code."""
@@ -68,29 +69,28 @@ class Script:
             "stdin": self.stdin is not None,
             "csv": self.csv,
             "return": self.allow_return,
+            "notebook": self.notebook,
         }
         return {name: value for name, value in fields.items() if value}
 
 
 async def make_script(
-    code: object, stdin: str | bytes | None, *, allow_return: bool = False
+    code: object, stdin: str | bytes | None, *, allow_return: bool = False, notebook: bool = False
 ) -> Script:
     """The Script for what a caller gives to `run_code`."""
     if isinstance(code, Script):
-        return replace(code, allow_return=allow_return or code.allow_return)
-    given = make_input(stdin)
-    if not isinstance(code, os.PathLike):
-        if not isinstance(code, str):
-            raise InvalidOption(
-                f"code must be a str or the path of a file, not {type(code).__name__}",
-                hint="decode bytes before running them",
-            )
-        return Script(code=code, stdin=given, allow_return=allow_return)
-    path = Path(code)
-    text = await anyio.to_thread.run_sync(read_source, path)
-    return Script(
-        code=text, name=path.name, argv=(path.name,), stdin=given, allow_return=allow_return
-    )
+        return replace(code, allow_return=allow_return or code.allow_return, notebook=notebook)
+    made = Script(code="", stdin=make_input(stdin), allow_return=allow_return, notebook=notebook)
+    if isinstance(code, os.PathLike):
+        path = Path(code)
+        text = await anyio.to_thread.run_sync(read_source, path)
+        return replace(made, code=text, name=path.name, argv=(path.name,))
+    if not isinstance(code, str):
+        raise InvalidOption(
+            f"code must be a str or the path of a file, not {type(code).__name__}",
+            hint="decode bytes before running them",
+        )
+    return replace(made, code=code)
 
 
 def read_source(path: Path) -> str:

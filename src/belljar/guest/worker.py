@@ -295,9 +295,8 @@ class Worker:
                 raise NameError(f"name {name!r} is not defined")
             return header, values.encode(namespace[name], self._value_limit)
         code = frame.payload.decode("utf-8", "surrogatepass")
-        name, returns = self._set_program(frame.header), bool(frame.header.get("return"))
         try:
-            value = self._execute(code, name, returns)
+            value = self._execute(code, self._set_program(frame.header), frame.header)
         except BaseException as error:
             if not functions.ends_cell(error):
                 raise
@@ -315,6 +314,8 @@ class Worker:
     def _set_program(self, header: wire.Header) -> str:
         """Set `sys.argv` and `__file__` for the code of a file; returns its name in tracebacks."""
         display.as_csv = bool(header.get("csv"))
+        if header.get("notebook") and not hasattr(builtins, "get_ipython"):
+            libraries.install_shell()
         if "argv" in header:
             sys.argv = list(header["argv"])
         file: Optional[str] = header.get("file")
@@ -345,16 +346,17 @@ class Worker:
         finish.__module__ = "belljar"
         return finish
 
-    def _execute(self, code: str, name: str, returns: bool) -> Any:
-        """The value of the last expression. With `returns`, a top-level `return` is allowed, and
-        raises CellReturn."""
+    def _execute(self, code: str, name: str, header: wire.Header) -> Any:
+        """The value of the last expression. The header says if the code may `return`, by which it
+        raises CellReturn, and if it may be written as for a notebook."""
         self._sources.add(name, code)
         namespace = self._module.__dict__
         expression = _compile_expression(code, name)
         if expression is not None:
             self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
-        tree = _parse_cell(code, name)
+        tree = _parse_cell(code, name, header.get("notebook") is True)
+        returns = header.get("return") is True
         if returns and _allow_return(tree):
             namespace[_RETURN] = functions.CellReturn
         # The last expression becomes an assignment, so that the cell stays one piece of code:
@@ -506,16 +508,23 @@ def _compile_expression(code: str, name: str) -> Any:
         return None
 
 
-def _parse_cell(code: str, name: str) -> Any:
+def _parse_cell(code: str, name: str, in_notebook: bool) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError:
-        code = messages.drop_magics(code)
+        if not in_notebook:
+            code = messages.drop_magics(code)
+    if in_notebook:
+        from . import notebook  # here: most cells are Python
+
+        return notebook.parse_cell(code, name)
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        advice = libraries.explain_magic(code)
+        from . import magics
+
+        advice = magics.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise

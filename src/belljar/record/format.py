@@ -136,7 +136,7 @@ def dump_script(script: Script) -> dict[str, object]:
     """The file name, arguments and standard input of a cell, if it had any."""
     stdin = None if script.stdin is None else script.stdin.recorded()
     fields = {"file": script.name, "argv": script.argv, "csv": script.csv or None, "stdin": stdin}
-    fields["allow_return"] = script.allow_return or None
+    fields |= {"allow_return": script.allow_return or None, "notebook": script.notebook or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 

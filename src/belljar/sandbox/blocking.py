@@ -418,6 +418,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
         allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -426,7 +427,8 @@ class Sandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
-        With `allow_return`, a `return` at the top level ends the code, and gives its value.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
         return call(
             self._sandbox.run_code,
@@ -439,6 +441,7 @@ class Sandbox:
             env=env,
             undo_on_error=undo_on_error,
             allow_return=allow_return,
+            notebook=notebook,
         )
 
     def put(self, /, **values: object) -> None:

@@ -284,6 +284,7 @@ class _Replaying:
                 timeout=self.timeout or recorded,
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
+                notebook=cell.notebook,
             )
             differences = compare_cells(cell, replayed, exact=self.exact)
         if cell.number in self._chosen:

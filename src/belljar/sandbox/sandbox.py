@@ -239,6 +239,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
         allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -247,18 +248,25 @@ class AsyncSandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
-        With `allow_return`, a `return` at the top level ends the code, and gives its value.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
         if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
+        if notebook is None:
+            notebook = self._options.notebook
         if type(code) is str and stdin is None:
-            script = Script(code=code, allow_return=allow_return)
+            script = Script(code=code, allow_return=allow_return, notebook=notebook)
+            if notebook:
+                header["notebook"] = True
             if allow_return:
                 header["return"] = True
         else:
             await move_to_loop()
-            script = await scripts.make_script(code, stdin, allow_return=allow_return)
+            script = await scripts.make_script(
+                code, stdin, allow_return=allow_return, notebook=notebook
+            )
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
         if variables:
