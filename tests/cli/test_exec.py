@@ -114,7 +114,8 @@ def test_a_shell_has_a_terminal_with_job_control(belljar: Cli) -> None:
         screen.read_until("$ ")
         screen.type("stty size; tty\n")
         assert "/dev/pts/" in screen.read_until("pts/0")
-        screen.type('sh -c \'trap "echo heard; exit 3" INT; echo re""ady; while :; do sleep 0.1; done\'\n')
+        loop = "while :; do sleep 0.1; done"
+        screen.type(f'sh -c \'trap "echo heard; exit 3" INT; echo re""ady; {loop}\'\n')
         screen.read_until("ready")
         screen.type("\x03")
         screen.read_until("heard")

@@ -72,7 +72,7 @@ def test_functions_are_there_after_the_interpreter_died(make_sandbox):
 
 
 def test_what_cannot_be_exposed_is_refused_before_a_guest_is_made(make_sandbox, sandbox):
-    for functions in ({"a b": divide}, [lambda: 1], {"f": 3}, "divide"):
+    for functions in ({"": divide}, [lambda: 1], {"f": 3}, "divide"):
         with pytest.raises(InvalidOption):
             make_sandbox(functions=functions)
     with pytest.raises(InvalidOption):

@@ -78,6 +78,8 @@ class Environment:
     warmup: str = ""  # code run once after them, so that guests skip what libraries do at first use
     # Building a source distribution runs its code on this host, outside any sandbox.
     allow_builds: bool = False
+    # Cells may be written as for a notebook: `!ls`, `%time`. None: as the base says, else False.
+    notebook: bool | None = None
     # The base: all of the above is added to it, except `python`, which replaces the base's.
     extends: InitVar[str | Environment | None] = None
 
@@ -110,6 +112,9 @@ class Environment:
             preload = tuple(dict.fromkeys((*base.preload, *preload)))
         object.__setattr__(self, "packages", tuple(sorted(checked)))
         object.__setattr__(self, "preload", preload)
+        if self.notebook not in (True, False, None):
+            raise InvalidOption(f"notebook must be True, False or None, not {self.notebook!r}")
+        object.__setattr__(self, "notebook", bool(self.notebook))
 
     @property
     def confines_site(self) -> bool:
@@ -148,6 +153,7 @@ class Environment:
             "python": self.python or base.python,
             "warmup": "\n".join(filter(None, (base.warmup, self.warmup))),
             "allow_builds": self.allow_builds or base.allow_builds,
+            "notebook": base.notebook if self.notebook is None else self.notebook,
         }
         for field, value in inherited.items():
             object.__setattr__(self, field, value)
@@ -209,6 +215,7 @@ BUILTIN = MappingProxyType(
                 python=NEWEST,  # from 3.12 on a guest copies half as much memory
                 preload=("asyncio", "numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
+                notebook=True,
             ),
         )
     }

@@ -35,6 +35,14 @@ _EXPRESSIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Constant)
 _LITERALS = (type(None), bool, int, float, str, bytes)
 
 
+def is_async(function: Callable[..., object]) -> bool:
+    """If this misses an async function, a thread makes its coroutine, which is awaited as well."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(call)
+
+
 def bound_keywords(function: object) -> frozenset[str]:
     """The keywords that a partial has bound, such as a key: the guest cannot see or set them."""
     names = frozenset[str]()

@@ -36,13 +36,10 @@ class Branches:
         self._heir: Optional[WorkerProcess] = None  # becomes active when the active one is dead
         self.replacing = False  # while True, init starts no worker for one that has ended
 
-    @property
-    def active(self) -> Branch:
-        return self._init.default.branch  # type: ignore[no-any-return]
-
-    @active.setter
-    def active(self, branch: Branch) -> None:
-        self._init.default.branch = branch
+    active: Branch = property(  # type: ignore[assignment]
+        lambda self: self._init.default.branch,
+        lambda self, branch: setattr(self._init.default, "branch", branch),
+    )
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._init, self._setup, self._init.default.on_frame)
@@ -137,8 +134,7 @@ class Branches:
     def release(self, frame: wire.Frame) -> None:
         if frame.header.get("stuck"):
             self._cancel_copy()
-            self._reply(frame)
-            return
+            return self._reply(frame)
         number = int(frame.header["number"])
         checkpoint, branch = self._checkpoints.pop(number, None), self._branches.pop(number, None)
         if checkpoint is not None:
@@ -401,6 +397,4 @@ class Branches:
 
 
 def _describe(error: int) -> str:
-    if error == errno.EAGAIN:
-        return "out of processes"
-    return os.strerror(error) if error else ""
+    return "out of processes" if error == errno.EAGAIN else os.strerror(error) if error else ""

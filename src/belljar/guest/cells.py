@@ -105,7 +105,7 @@ class Interpreter:
             return
         if "functions" in frame.header:
             branch.functions = frame.header["functions"]
-            self.send_functions()
+            worker.send(wire.pack(wire.FUNCTIONS, 0, {"functions": branch.functions}))
         cell.watched = bool(frame.header.get("watch"))
         if cell.watched:
             if self._init.workspace is None:

@@ -15,7 +15,6 @@ from time import monotonic as now
 import anyio
 
 from belljar import events, runtime
-from belljar.backends.event_loop import spawn
 from belljar.errors import PoolClosed
 from belljar.pool import settings
 from belljar.pool.decide import (
@@ -36,7 +35,7 @@ from belljar.pool.decide import (
     backoff,
     decide,
 )
-from belljar.pool.loop_binding import LoopBinding, close_or_kill
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, spawn
 from belljar.pool.pooled_sandbox import IdleGuest, Lease, PooledSandbox, choose_warmup_code
 from belljar.pool.stats import BucketStats, PoolStats
 from belljar.sandbox.options import Options

@@ -14,7 +14,8 @@ from typing import Self
 
 import anyio
 
-from belljar.backends.event_loop import here, post, spawn
+from belljar.backends.event_loop import here, post
+from belljar.backends.event_loop import spawn as spawn
 from belljar.errors import PoolClosed, SandboxClosed, SandboxError
 from belljar.sandbox.sandbox import AsyncSandbox
 

@@ -153,6 +153,7 @@ class AsyncSandboxManager:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        allow_return: bool = False,
     ) -> Execution:
         """Run code in the sandbox of this name, as an operation."""
         async with self.operation(name) as sandbox:
@@ -164,6 +165,7 @@ class AsyncSandboxManager:
                 on_result=on_result,
                 env=env,
                 undo_on_error=undo_on_error,
+                allow_return=allow_return,
             )
 
     async def delete(self, name: str) -> None:

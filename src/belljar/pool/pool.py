@@ -107,6 +107,7 @@ class AsyncPool:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        allow_return: bool = False,
         variables: Mapping[str, object] | None = None,
         files: Mapping[str, str | bytes] | None = None,
         owner: str | None = None,
@@ -131,6 +132,7 @@ class AsyncPool:
                 on_stderr=on_stderr,
                 on_result=on_result,
                 env=env,
+                allow_return=allow_return,
             )
 
         return await snippet.run_on_guest(

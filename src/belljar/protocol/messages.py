@@ -33,6 +33,7 @@ MAX_PARTS = 32
 MAX_NAME = 100
 MAX_REASON = 250
 MAX_NOTES = 10  # about values that came in
+FINAL = "application/vnd.belljar.final"  # the value with which the code ends its cell
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
@@ -89,8 +90,9 @@ def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]
         raise wire.WireError("a note of a cell is malformed")
     if notes:
         checked["notes"] = list(notes)
-    if header.get("shown") is True:
-        checked["shown"] = True
+    for flag in ("shown", "final"):
+        if header.get(flag) is True:
+            checked[flag] = True
     return checked
 
 

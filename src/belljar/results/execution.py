@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Self
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
 from belljar.results.result import describe_results
-from belljar.text import (
-    as_json,
-    fit_texts,
-    format_seconds,
-    one_line,
-    printable,
-    show_as_terminal,
-)
+from belljar.text import as_json, fit_texts, format_seconds, one_line, printable, show_as_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -135,6 +128,8 @@ class Execution:
     files: FileChanges | None = None  # None if the changes were not determined
     saved: bool | None = None  # all files are in the kept workspace; None: no workspace is kept
     policy: Report | None = None  # the verdict of the sandbox's policy; None: it has no policy
+    finished: bool = False  # ended with a result: ends_cell, belljar.finish() or a `return`
+    final: object = None  # that result; of a host function the object that it returned
 
     @property
     def ok(self) -> bool:
@@ -187,6 +182,7 @@ class Execution:
         changed = {
             "outcome": self.outcome.value,
             "value": as_json(self.value),
+            "final": as_json(self.final),
             "results": [result.to_dict() for result in self.results],
             "logs": _lists(asdict(self.logs)),
             "error": asdict(self.error) if self.error else None,
@@ -223,6 +219,8 @@ class Execution:
             if kind in ("png", "jpeg", "svg", "pdf", "html", "data", "chart")
         }
         said = [f"with {', '.join(sorted(kinds))}"] if kinds else []
+        if self.finished:
+            said.append("finished")
         if self.calls:
             said.append(f"{len(self.calls)} calls")
         if self.files:

@@ -107,6 +107,8 @@ def _notes_of_error(error: ErrorInfo, options: Options) -> Iterator[str]:
         note = None if module is None else _missing_module(module, options)
         if note is not None:
             yield note
+    elif error.name == "SyntaxError" and "'return' outside function" in error.value:
+        yield "run_code(code, allow_return=True) lets code return its value at the top level"
     elif any(word in error.value for word in _FULL_WORDS):
         limits = options.limits
         yield (

@@ -33,6 +33,7 @@ from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
 from belljar.files.watch import FileEvent
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, Registry
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.runtime import call, wait
@@ -565,6 +566,8 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
         context: Context | str | None = None,
+        allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -574,6 +577,8 @@ class Sandbox:
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
         `context` is another interpreter of the sandbox: see `contexts`.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
         return call(
             self._sandbox.run_code,
@@ -586,6 +591,8 @@ class Sandbox:
             env=env,
             undo_on_error=undo_on_error,
             context=context,
+            allow_return=allow_return,
+            notebook=notebook,
         )
 
     def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> Stream:
@@ -633,17 +640,22 @@ class Sandbox:
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        ends_cell: bool = False,
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         return wait(
             self._sandbox.expose,
@@ -653,7 +665,27 @@ class Sandbox:
             max_calls=max_calls,
             concurrency=concurrency,
             counts_time=counts_time,
+            ends_cell=ends_cell,
+            awaitable=awaitable,
         )
+
+    def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return wait(self._sandbox.expose_all, functions)
+
+    def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        return wait(self._sandbox.unexpose, name)
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
+        return self._sandbox.functions
 
     def checkpoint(self) -> Checkpoint:
         """Keep the state as it is now: variables, modules, random state, files in /workspace.

@@ -53,6 +53,7 @@ class SandboxOptions(TypedDict, total=False):
     strict: bool | Iterable[str] | None
     metadata: Mapping[str, str] | None
     functions: Functions | None
+    notebook: bool | None
     workspace: str | os.PathLike[str] | None
     session: str | None
     workdir: str
@@ -113,6 +114,7 @@ class Options:
     strict: bool | frozenset[str] | None
     metadata: Mapping[str, str]
     functions: Mapping[str, HostFunction]
+    notebook: bool
     workspace: Path | None
     session: str | None
     workdir: str
@@ -163,12 +165,18 @@ def make_options(
                 f"the record {str(recorded)!r} would be within reach of the code",
                 hint="keep it outside of workspace= and mounts=",
             )
+    environment = chosen or (
+        AS_IT_IS if docker is not settings.DEFAULT and docker.own else ENVIRONMENT
+    )
+    if (notebook := asked["notebook"]) is None:
+        notebook = bool(environment.notebook)
+    elif not isinstance(notebook, bool):
+        raise InvalidOption(f"notebook is True, False or None, not {notebook!r}")
     return Options(
         id=new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen
-        or (AS_IT_IS if docker is not settings.DEFAULT and docker.own else ENVIRONMENT),
+        environment=environment,
         limits=LIMITS if asked["limits"] is None else Limits.coerce(asked["limits"]),
         env=MappingProxyType(check_texts("env", asked["env"])),
         network=network,
@@ -176,6 +184,7 @@ def make_options(
         strict=_check_strict(strict),
         metadata=MappingProxyType(check_texts("metadata", asked["metadata"])),
         functions=MappingProxyType(functions),
+        notebook=notebook,
         workspace=kept,
         session=None if session is None else sessions.check_session_name(session),
         workdir=workdir,

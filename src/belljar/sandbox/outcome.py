@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from belljar.backends.base import init_settings
 from belljar.errors import CannotTravel, ProtocolError
@@ -30,11 +30,17 @@ from belljar.results.result import TABLE
 from belljar.sandbox import value_transfer
 
 if TYPE_CHECKING:
-    from belljar.policy import Report
+    pass
 
 MAX_CHANGES = 1024 * 1024  # bytes that tell of changed files; init keeps to the same number
-MOST_NOTES = 10  # about the findings of a policy
 RESTARTED = "variables were lost: the interpreter had to be restarted"
+
+
+class FinalValue(NamedTuple):
+    """What ended a cell before its last line."""
+
+    value: object  # of a host function: as it was returned
+    encoded: bool = False  # data of the guest, which is not decoded yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class Finished:
     host_time_is_up: bool  # host functions took more time than is excused
     value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
     no_room: str | None  # why there is no value, though the guest sent one
+    final: list[FinalValue]  # the first one stands
 
     @property
     def stdout(self) -> str:
@@ -141,9 +148,18 @@ async def make_execution(
     if outcome is Outcome.ok and with_value:
         value, missing = await _decode_value(run, header, main, limits, about)
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
-    notes += tuple(about)
     if missing is not None:
         notes += (f"value is None, because {missing}; see text and results",)
+    # A `return` is the value as well. Another end stands, whatever the code did after it.
+    finished, final = outcome is Outcome.ok and header.get("final") is True, None
+    if finished:
+        final = value
+    elif run.final:
+        finished = True
+        final, missing = await _decode_final(run.final[0], limits, about)
+        if missing is not None:
+            notes += (f"final is None, because {missing}",)
+    notes += tuple(about)
     return Execution(
         outcome=outcome,
         text=main.text if main is not None else None,
@@ -162,6 +178,8 @@ async def make_execution(
         calls=run.calls,
         files=run.files if run.done is not None else None,
         notes=notes,
+        finished=finished,
+        final=final,
     )
 
 
@@ -186,45 +204,6 @@ def make_command_result(run: Finished) -> CommandResult:
         outcome=outcome,
         usage=run.usage,
         truncated=run.truncated,
-    )
-
-
-def make_rejected(report: Report, count: int) -> Execution:
-    """The Execution of code that a policy kept from running. `count`: of the cells that did run."""
-    notes = tuple(
-        f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
-        for each in report.findings[:MOST_NOTES]
-    )
-    error = ErrorInfo(name="PolicyRejected", value=report.summary(), traceback="")
-    made = make_empty(Outcome.rejected, error, notes, count=count, cpu=0.0)
-    return replace(made, state_preserved=True, policy=report)
-
-
-def make_empty(
-    outcome: Outcome,
-    error: ErrorInfo,
-    notes: tuple[str, ...],
-    *,
-    count: int,
-    cpu: float | None = None,
-) -> Execution:
-    """The Execution of code that did not run, or of which nothing is known."""
-    return Execution(
-        outcome=outcome,
-        text=None,
-        value=None,
-        results=(),
-        stdout="",
-        stderr="",
-        logs=Logs(stdout=(), stderr=()),
-        error=error,
-        exit_code=None,
-        signal=None,
-        execution_count=count,
-        usage=Usage(wall=0.0, cpu=cpu, peak_memory=None, output_bytes=0),
-        state_preserved=False,
-        truncated=False,
-        notes=notes,
     )
 
 
@@ -275,6 +254,23 @@ def _received_notes(header: dict[str, object]) -> list[str]:
         return []
     kept = [note[: messages.MAX_REASON] for note in notes if isinstance(note, str)]
     return kept[: messages.MAX_NOTES]
+
+
+async def _decode_final(
+    given: FinalValue, limits: Limits, notes: list[str]
+) -> tuple[object, str | None]:
+    """The value that ended the cell, and why it did not come."""
+    if not given.encoded:
+        return given.value, None
+    blob = given.value
+    assert isinstance(blob, bytes)
+    reception = values.Reception(lenient=True)
+    try:
+        made = await value_transfer.decode(blob, len(blob), limits.output, reception=reception)
+    except (CannotTravel, values.CannotTravel, MemoryError) as error:
+        return None, str(error) or "there was no memory for it"
+    notes += reception.notes
+    return made, None
 
 
 def _notes(

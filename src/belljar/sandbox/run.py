@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 import anyio
 
 from belljar.backends.event_loop import finish_in_time, move_to_loop
-from belljar.errors import InvalidOption, ProtocolError
+from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import FileChanges, Logs, Outcome, Result, Usage
 from belljar.sandbox import outcome, value_transfer
 from belljar.sandbox.calls import Calls, Deadline
 from belljar.sandbox.channel import Lost, drop
 from belljar.sandbox.guest_session import GuestSession
-from belljar.sandbox.outcome import Finished
+from belljar.sandbox.outcome import FinalValue, Finished
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest is killed
@@ -107,6 +107,7 @@ class Run:
         self._receiver: value_transfer.Receiver | None = None  # for values not in one frame
         self._value: list[value_transfer.Blob] = []
         self._no_room: str | None = None
+        self._final: list[FinalValue] = []  # what ended the cell
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
         self._clock: anyio.CancelScope | None = None  # of the time-out, under an event loop
@@ -115,7 +116,9 @@ class Run:
             self._clock = anyio.CancelScope()
             deadline = Deadline(self._clock, limits.host_time)
             known = functions or Registry()
-            self._calls = Calls(known, self._answer, limits.memory, deadline, cell.stdin)
+            self._calls = Calls(
+                known, self._answer, limits.memory, deadline, cell.stdin, self._final
+            )
 
     async def execute(self) -> Finished:
         """Run it to its end. Cancelled, it interrupts the guest, then kills the worker, and lets
@@ -163,6 +166,7 @@ class Run:
             host_time_is_up=timed_out and calls is not None and calls.deadline.excuse <= 0,
             value=self._value,
             no_room=self._no_room,
+            final=self._final,
         )
 
     async def _perform(self) -> None:
@@ -317,6 +321,10 @@ class Run:
         if len(self._results) >= MAX_RESULTS or self._result_bytes > self._max_results:
             self._truncated = True
             return
+        if isinstance(final := result.raw.get(messages.FINAL), bytes):
+            if not self._final:
+                self._final.append(FinalValue(final, encoded=True))
+            return
         self._dropped = self._dropped or bool(frame.header.get("dropped"))
         self._cut = self._cut or bool(frame.header.get("cut"))
         self._results.append(result)
@@ -385,16 +393,3 @@ class Run:
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):  # of a Snippet
-        found = f"code is a str, not {type(code).__name__}"
-        raise InvalidOption(found, hint="decode bytes before running them")
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > wire.MAX_PAYLOAD:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload

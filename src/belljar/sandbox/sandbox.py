@@ -33,16 +33,17 @@ from belljar.errors import (
     check_callbacks,
     stays_one,
     suggests,
+    unknown_option,
 )
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
-from belljar.functions.registry import HostFunction, Registry
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, HostFunction, Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox import advice, options, outcome, value_transfer
+from belljar.sandbox import advice, not_run, options, outcome, value_transfer
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.contexts import AsyncContexts, Context, Interpreter
 from belljar.sandbox.event_stream import AsyncStream, check_options
@@ -52,7 +53,7 @@ from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
 from belljar.sandbox.ports import AsyncPorts
-from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
@@ -260,6 +261,8 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
         context: Context | str | None = None,
+        allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -269,6 +272,8 @@ class AsyncSandbox:
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
         `context` is another interpreter of the sandbox: see `contexts`.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
         where = self._main if context is None else self.contexts.find(context)
         if undo_on_error and context is not None:
@@ -276,11 +281,19 @@ class AsyncSandbox:
         if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
+        if notebook is None:
+            notebook = self._options.notebook
         if type(code) is str and stdin is None:
-            script = Script(code=code)
+            script = Script(code=code, allow_return=allow_return, notebook=notebook)
+            if notebook:
+                header["notebook"] = True
+            if allow_return:
+                header["return"] = True
         else:
             await move_to_loop()
-            script = await scripts.make_script(code, stdin)
+            script = await scripts.make_script(
+                code, stdin, allow_return=allow_return, notebook=notebook
+            )
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
         if variables:
@@ -307,7 +320,7 @@ class AsyncSandbox:
                 report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
-                execution = outcome.make_rejected(report, where.count)
+                execution = not_run.make_rejected(report, where.count)
             else:
                 execution = await self._run_cell(given, cell, report, where)
         except BaseException as error:
@@ -367,8 +380,8 @@ class AsyncSandbox:
     async def _get_ready(self) -> None:
         """Called before `_turn` is taken: one cell after the other; an operation on variables
         counts as one."""
-        lifecycle = self._lifecycle
-        if lifecycle.functions is not None or lifecycle.persistence is not None:
+        lifecycle, functions = self._lifecycle, self._lifecycle.functions
+        if lifecycle.persistence is not None or (functions is not None and functions.version):
             await move_to_loop()
         lifecycle.check_usable()
         if lifecycle.session is not None:
@@ -423,7 +436,7 @@ class AsyncSandbox:
             if session.functions.get(key, 0) != version:
                 cell.header["functions"] = [] if functions is None else functions.specs()
                 session.functions[key] = version
-            run = where.run = Run(session, cell, functions)
+            run = where.run = Run(session, cell, functions if version else None)
             try:
                 with lifecycle.working():
                     finished = await session.serve(run.execute)
@@ -536,34 +549,61 @@ class AsyncSandbox:
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        ends_cell: bool = False,
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
-                "expose() makes a HostFunction itself", hint="give it the function, and its options"
+                "expose() makes a HostFunction itself",
+                hint="give it the function, and its options; or use expose_all([function])",
             )
+        made = HostFunction(
+            function,
+            name=name,
+            timeout=timeout,
+            max_calls=max_calls,
+            concurrency=concurrency,
+            counts_time=counts_time,
+            ends_cell=ends_cell,
+            awaitable=awaitable,
+        )
+        return self.functions.add(made)
+
+    async def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return self.functions.add_all(functions)
+
+    async def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        if name not in self.functions:
+            raise unknown_option("host function", str(name), self.functions)
+        del self.functions[name]
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
         if self._lifecycle.functions is None:
             self._lifecycle.functions = Registry()
-        self._lifecycle.functions.add(
-            HostFunction(
-                function,
-                name=name,
-                timeout=timeout,
-                max_calls=max_calls,
-                concurrency=concurrency,
-                counts_time=counts_time,
-            )
-        )
+        return self._lifecycle.functions
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -687,6 +727,19 @@ class AsyncSandbox:
 
 options.show_options(AsyncSandbox.__init__)
 options.show_options(AsyncSandbox.create.__func__)  # type: ignore[attr-defined]
+
+
+def encode_code(code: str) -> bytes:
+    if not isinstance(code, str):  # of a Snippet
+        found = f"code is a str, not {type(code).__name__}"
+        raise InvalidOption(found, hint="decode bytes before running them")
+    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if len(payload) > wire.MAX_PAYLOAD:
+        raise InvalidOption(
+            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
+            hint="write large data to a file with files.write()",
+        )
+    return payload
 
 
 async def check_policy(policy: Policy, code: str) -> Report:
