@@ -142,6 +142,38 @@ def test_realpath_is_the_path_without_links(sandbox):
     assert caught.value.errno == errno.ELOOP
 
 
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_realpath_of_what_may_be_missing_follows_links_as_the_kernel_does(sandbox):
+    sandbox.run_code(
+        "import os\nos.makedirs('d/e'); open('d/f', 'w').close()\n"
+        "for i in range(42): os.symlink(f'c{i - 1}' if i else 'd', f'c{i}')\n"
+        "os.symlink('d/e', 'l'); os.symlink('../gone', 'd/up'); os.symlink('/tmp/.', 'abs')\n"
+        "os.symlink('n/x', 'n')"
+    )
+
+    def real(path):
+        return sandbox.files.realpath(path, strict=False)
+
+    assert real(".") == "/workspace"
+    assert real("/") == real("/..") == "/"
+    assert real("missing/x") == "/workspace/missing/x"
+    assert real("l/../f") == "/workspace/d/f"
+    assert real("l/missing/../../g") == "/workspace/d/g"
+    assert real("d/up/x") == "/workspace/gone/x"
+    assert real("d/up/..") == "/workspace"
+    assert real("abs/x") == "/tmp/x"
+    assert real("d/f/x") == "/workspace/d/f/x"
+    assert real("c39/x") == "/workspace/d/x"
+    for path, number in (
+        ("n/q", errno.ELOOP),
+        ("c40", errno.ELOOP),
+        ("x" * 256, errno.ENAMETOOLONG),
+    ):
+        with pytest.raises(FileError) as caught:
+            real(path)
+        assert caught.value.errno == number
+
+
 def test_long_targets_of_many_links_are_listed(sandbox):
     made = sandbox.run_code(
         "import os\nfor i in range(500): os.symlink(b'\\xff' * 4000 + b'%d' % i, str(i))"

@@ -191,11 +191,11 @@ class AsyncFiles:
         header = {"op": "stat", "path": target, "follow": bool(follow)}
         return parse_info(target, (await self.call(target, header))[0])
 
-    async def realpath(self, path: GuestPath) -> str:
-        """The path without symbolic links, "." and "..". It must exist."""
+    async def realpath(self, path: GuestPath, *, strict: bool = True) -> str:
+        """The path without symbolic links, "." and "..". Unless `strict`, parts may be missing."""
         target = self._absolute(path)
-        answer, _ = await self.call(target, {"op": "realpath", "path": target})
-        found = answer.get("path")
+        header = {"op": "realpath", "path": target, "strict": bool(strict)}
+        found = (await self.call(target, header))[0].get("path")
         if not isinstance(found, str) or not found.startswith("/") or "\0" in found:
             raise ProtocolError("the guest sent a malformed path")
         return found

@@ -17,6 +17,7 @@ from ..protocol import messages, removal, wire
 from . import trees
 
 Answer = Tuple[Dict[str, Any], bytes]
+MAX_LINKS = 40  # in one path, as many as Linux follows
 
 
 def serve(init: Any, frame: wire.Frame) -> None:
@@ -125,6 +126,8 @@ def _get_type(status: os.stat_result) -> str:
 def _resolve(frame: wire.Frame) -> Answer:
     """The path without links. The kernel resolves it: it bounds the number of links, and Python's
     realpath() does not."""
+    if frame.header.get("strict") is False:
+        return {"path": _resolve_missing(frame.header["path"])}, b""
     fd = os.open(frame.header["path"], os.O_PATH | os.O_CLOEXEC)
     try:
         found, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
@@ -134,6 +137,31 @@ def _resolve(frame: wire.Frame) -> Answer:
     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return {"path": path}, b""
+
+
+def _resolve_missing(path: str) -> str:
+    """The same for a path of which parts may be missing: name by name, as the kernel does it."""
+    found, links = "", 0
+    names = path.split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name == "..":
+            found = os.path.dirname(found).rstrip("/")
+        elif name not in ("", "."):
+            try:
+                target = os.readlink(f"{found}/{name}")
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                found = f"{found}/{name}"  # no link, or missing
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if target.startswith("/"):
+                found = ""
+            names += target.split("/")[::-1]
+    return found or "/"
 
 
 def _watch(frame: wire.Frame) -> Answer:

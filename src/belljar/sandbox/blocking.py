@@ -149,9 +149,9 @@ class Files:
         """Describe a path. Of a symbolic link, the link itself; with `follow`, what it leads to."""
         return call(self._files.stat, path, follow=follow)
 
-    def realpath(self, path: GuestPath) -> str:
-        """The path without symbolic links, "." and "..". It must exist."""
-        return call(self._files.realpath, path)
+    def realpath(self, path: GuestPath, *, strict: bool = True) -> str:
+        """The path without symbolic links, "." and "..". Unless `strict`, parts may be missing."""
+        return call(self._files.realpath, path, strict=strict)
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
         """Watch a directory from now on: an iterator of FileEvent, until it is closed.
