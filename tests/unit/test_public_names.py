@@ -71,6 +71,7 @@ PUBLIC = [
     "SandboxError",
     "SandboxManager",
     "SandboxMissing",
+    "SandboxPaused",
     "Shell",
     "Snippet",
     "StartError",

@@ -42,6 +42,7 @@ from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, options, outcome, value_transfer
+from belljar.sandbox import pause as pausing
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
@@ -161,12 +162,13 @@ class AsyncSandbox:
     def __repr__(self) -> str:
         lifecycle = self._lifecycle
         state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
+        state = "paused" if lifecycle.paused and not lifecycle.ended else state
         return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
     @property
     def last_used(self) -> float:
-        """When it was last used, by time.monotonic()."""
-        return self._lifecycle.last_used
+        """When it was last used, by time.monotonic(); a paused one is in use."""
+        return time.monotonic() if self._lifecycle.paused else self._lifecycle.last_used
 
     @property
     def engaged(self) -> bool:
@@ -190,6 +192,27 @@ class AsyncSandbox:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
         self._lifecycle.record("restart")
+
+    async def pause(self) -> None:
+        """Stop all its processes until `resume`. They keep their memory and use no processor time.
+
+        A cell that is under way stands still, and so do its time-out, `lifetime` and `idle`. What
+        needs the guest raises SandboxPaused meanwhile; close() and kill() end it at once.
+        """
+        await pausing.pause(self._lifecycle)
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on, as if no time had passed."""
+        await pausing.resume(self._lifecycle)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is between `pause` and `resume`."""
+        return self._lifecycle.paused
+
+    @property
+    def _seconds_paused(self) -> float:
+        return self._lifecycle.seconds_paused
 
     async def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
@@ -311,7 +334,7 @@ class AsyncSandbox:
 
     async def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        self._lifecycle.check_usable()
+        self._lifecycle.check_running()
         if self._run is not None and self._session is not None:
             await self._session.settle()
         if self._run is not None:
@@ -331,7 +354,7 @@ class AsyncSandbox:
         lifecycle = self._lifecycle
         if lifecycle.functions is not None or lifecycle.persistence is not None:
             await move_to_loop()
-        lifecycle.check_usable()
+        lifecycle.check_running()
         if lifecycle.session is not None:
             lifecycle.session.check_free()
 
