@@ -43,6 +43,7 @@ from belljar.errors import QuotaExceeded as QuotaExceeded
 from belljar.errors import SandboxClosed as SandboxClosed
 from belljar.errors import SandboxError as SandboxError
 from belljar.errors import SandboxMissing as SandboxMissing
+from belljar.errors import SandboxPaused as SandboxPaused
 from belljar.errors import StartError as StartError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ it becomes an exception only on request, by `Execution.raise_for_outcome()`.
     ├── SandboxClosed               used after close(), kill() or the end of its lifetime
     │   ├── ManagerClosed           a manager that is closed makes no more sandboxes
     │   └── PoolClosed              a pool that is closed gives no more guests
+    ├── SandboxPaused               used between pause() and resume()
     ├── ManagerFull                 a manager has no place for another sandbox
     │   └── QuotaExceeded           this owner has as many as one may have
     ├── PoolFull                    no guest of a pool was free in time (a TimeoutError)
@@ -102,6 +103,10 @@ class ManagerClosed(SandboxClosed):
 
 class PoolClosed(SandboxClosed):
     """The pool is closed, or being closed, and gives no more guests."""
+
+
+class SandboxPaused(SandboxError):
+    """The sandbox is paused, and does nothing before resume()."""
 
 
 class ManagerFull(SandboxError):

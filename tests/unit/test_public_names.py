@@ -75,6 +75,7 @@ PUBLIC = [
     "SandboxError",
     "SandboxManager",
     "SandboxMissing",
+    "SandboxPaused",
     "Shell",
     "Snippet",
     "StartError",

@@ -113,6 +113,13 @@ class Guest(Protocol):
         """Inodes of files that its processes have mapped for writing; None: init can tell. Called
         in a worker thread, to keep a workspace."""
 
+    async def freeze(self) -> Periodic | None:
+        """Stop every process of the guest, which loses nothing by it. Gives what has to look after
+        it until it is thawed. Called once before each thaw()."""
+
+    async def thaw(self) -> None:
+        """Let every process go on that freeze() has stopped."""
+
     def kill(self) -> None:
         """End every process of the guest at once. Called at any time, also twice."""
 

@@ -124,6 +124,74 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
         os.close(slave)
 
 
+_OWN_TERMINAL = """
+import fcntl, os, pty, stat, struct, termios
+reached, accepted = [], []
+for path in [{path!r}, *(f'/dev/pts/{{number}}' for number in range(64))]:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOCTTY)
+        os.write(fd, {mark!r}); reached.append(path)
+    except OSError: pass
+for number in range(16):
+    try:
+        os.mknod(f'/tmp/tty{{number}}', stat.S_IFCHR | 0o666, os.makedev(136, number))
+        os.write(os.open(f'/tmp/tty{{number}}', os.O_RDWR | os.O_NOCTTY), {mark!r})
+        reached.append(number)
+    except OSError: pass
+child, leader = pty.fork()
+if child == 0:
+    TIOCLINUX, TIOCCONS = 0x541C, 0x541D
+    for request in (termios.TIOCSTI, TIOCLINUX, TIOCCONS, termios.TIOCSETD):
+        for high in (0, 1 << 32, 0xDEADBEEF << 32):
+            try:
+                fcntl.ioctl(0, request, bytes(64)); print('ACCEPTED', hex(request))
+            except (OSError, OverflowError): pass
+    print('TERMINAL', os.ttyname(0), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+reached, os.read(leader, 4096).decode()
+"""
+
+
+@check(
+    93,
+    64,
+    what="reach terminals of the host from the guest's own ones, type into them, take them over",
+    expected="the guest sees its own terminals alone, and refused requests are refused there too",
+)
+def own_terminal(stage: Stage, look: Look) -> None:
+    leader, follower = os.openpty()
+    mark = b"TERMINAL-" + os.urandom(8).hex().encode()
+    try:
+        os.set_blocking(leader, False)
+        os.fchmod(follower, 0o666)  # what a careless `mesg y` allows, and more
+        path = os.ttyname(follower)
+        sandbox = stage.start()
+        told = sandbox.run_code(_OWN_TERMINAL.format(path=path, mark=mark), timeout=60)
+        found, said = told.value if isinstance(told.value, tuple) else (None, str(told.error))
+        look.expect(found == [], "it opens no terminal but those it made", found)
+        look.expect("ACCEPTED" not in said, "TIOCSTI and its like are refused in its own", said)
+        look.expect("TERMINAL /dev/pts/" in said, "it has a controlling terminal of its own", said)
+        look.expect(mark not in _read_all(leader), "nothing came to a terminal of the host")
+        init = init_of(sandbox)
+        if not stage.setting.gvisor and is_visible(init):
+            theirs = os.stat(f"/proc/{init}/root/dev/pts").st_dev
+            look.expect(theirs != os.stat("/dev/pts").st_dev, "its devpts is another than ours")
+        with open(path, "wb", buffering=0) as terminal:
+            terminal.write(mark)
+        look.control(mark in _read_all(leader), "a process of the host can write there")
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def _read_all(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
 @check(
     73,
     what="reach metadata services, name servers and other hosts",

@@ -718,6 +718,23 @@ class Sandbox:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         return wait(self._sandbox.interrupt, context)
 
+    def pause(self) -> None:
+        """Stop all its processes until `resume`. They keep their memory and use no processor time.
+
+        A cell that is under way stands still, and so do its time-out, `lifetime` and `idle`. What
+        needs the guest raises SandboxPaused meanwhile; close() and kill() end it at once.
+        """
+        wait(self._sandbox.pause)
+
+    def resume(self) -> None:
+        """Let a paused sandbox go on, as if no time had passed."""
+        wait(self._sandbox.resume)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is between `pause` and `resume`."""
+        return self._sandbox.paused
+
     def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
 

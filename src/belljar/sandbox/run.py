@@ -176,7 +176,7 @@ class Run:
         if (calls := self._calls) is not None and cell.timeout is not None:
             seconds = cell.timeout * max(cell.limits.cpus, 1.0)
             calls.start_task(calls.deadline.watch_cpu, self._guest, self._before.cpu, seconds)
-        began = time.perf_counter()
+        began = time.perf_counter() - self._channel.seconds_paused
         header: Mapping[str, object] = cell.header
         payload, fd, sent = cell.payload, -1, False
         try:
@@ -215,7 +215,7 @@ class Run:
         finally:
             self._exchange.close()
             self._receiver = None  # with what it has of values that are not whole
-            self._wall = time.perf_counter() - began
+            self._wall = time.perf_counter() - self._channel.seconds_paused - began
         for stream in self._streams.values():
             await stream.feed(b"", final=True)
 
@@ -225,13 +225,11 @@ class Run:
         grace = GRACE if self._cell.grace is None else self._cell.grace
         if grace:
             await self._channel.send(wire.INTERRUPT, number, {"end": True})
-            with anyio.move_on_after(grace):
-                await self._collect()
+            await self._channel.within(grace, self._collect)
             if self._done is not None:
                 return
         await self._channel.send(wire.KILL, number)
-        with anyio.move_on_after(DEATH):
-            await self._collect()
+        await self._channel.within(DEATH, self._collect)
         if self._done is None:
             self._session.kill()
             raise Lost
@@ -243,7 +241,7 @@ class Run:
     # -- frames -----------------------------------------------------------------------------
 
     async def _collect_in_time(self, timeout: float | None) -> None:
-        began = time.monotonic()
+        began, paused = time.monotonic(), self._channel.seconds_paused
         if await finish_in_time(self._collect, timeout):
             return
         clock = self._clock = self._clock or anyio.CancelScope()
@@ -251,6 +249,8 @@ class Run:
             clock.deadline = anyio.current_time() + timeout - (time.monotonic() - began)
         with clock:
             await self._collect()
+        if clock.cancelled_caught and clock.deadline > 0:  # else it is ended for its CPU time
+            await self._channel.within(await self._channel.wait_for_resume(paused), self._collect)
 
     async def _collect(self) -> bool:
         """Take frames until it is done, or a limit has been passed for the first time."""

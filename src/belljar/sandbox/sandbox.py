@@ -44,6 +44,7 @@ from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
 from belljar.sandbox import advice, not_run, options, outcome, value_transfer
+from belljar.sandbox import pause as pausing
 from belljar.sandbox.commands import AsyncCommands
 from belljar.sandbox.contexts import AsyncContexts, Context, Interpreter
 from belljar.sandbox.event_stream import AsyncStream, check_options
@@ -174,6 +175,7 @@ class AsyncSandbox:
     def __repr__(self) -> str:
         lifecycle = self._lifecycle
         state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
+        state = "paused" if lifecycle.paused and not lifecycle.ended else state
         return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
 
     def describe(self) -> str:
@@ -187,8 +189,8 @@ class AsyncSandbox:
 
     @property
     def last_used(self) -> float:
-        """When it was last used, by time.monotonic()."""
-        return self._lifecycle.last_used
+        """When it was last used, by time.monotonic(); a paused one is in use."""
+        return time.monotonic() if self._lifecycle.paused else self._lifecycle.last_used
 
     @property
     def engaged(self) -> bool:
@@ -213,6 +215,27 @@ class AsyncSandbox:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
         self._lifecycle.record("restart")
+
+    async def pause(self) -> None:
+        """Stop all its processes until `resume`. They keep their memory and use no processor time.
+
+        A cell that is under way stands still, and so do its time-out, `lifetime` and `idle`. What
+        needs the guest raises SandboxPaused meanwhile; close() and kill() end it at once.
+        """
+        await pausing.pause(self._lifecycle)
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on, as if no time had passed."""
+        await pausing.resume(self._lifecycle)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is between `pause` and `resume`."""
+        return self._lifecycle.paused
+
+    @property
+    def _seconds_paused(self) -> float:
+        return self._lifecycle.seconds_paused
 
     async def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
@@ -362,7 +385,7 @@ class AsyncSandbox:
 
     async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        self._lifecycle.check_usable()
+        self._lifecycle.check_running()
         where = self._main if context is None else self.contexts.find(context)
         if where.run is not None and self._session is not None:
             await self._session.settle()
@@ -383,7 +406,7 @@ class AsyncSandbox:
         lifecycle, functions = self._lifecycle, self._lifecycle.functions
         if lifecycle.persistence is not None or (functions is not None and functions.version):
             await move_to_loop()
-        lifecycle.check_usable()
+        lifecycle.check_running()
         if lifecycle.session is not None:
             lifecycle.session.check_free()
 
