@@ -29,9 +29,9 @@ from belljar.files import workspace
 from belljar.files.api import AsyncFiles
 from belljar.limits import Limits
 from belljar.protocol import removal, wire
-from belljar.sandbox import guest_session, outcome, run
+from belljar.sandbox import channel, commands, guest_session, outcome, ports, process, run, streams
 from belljar.sandbox.channel import Channel, Lost
-from belljar.sandbox.run import Cell, Run
+from belljar.sandbox.run import Cell
 from fuzzing_guest import MOST, Answers, Field, Wrong, serve
 
 PATIENCE = 60.0  # seconds: of a busy machine
@@ -64,7 +64,7 @@ class Guest:
 
 
 class Connected:
-    limits, workdir = LIMITS, "/workspace"
+    limits, workdir, branch = LIMITS, "/workspace", 0
 
     def __init__(self, channel):
         self._channel = channel
@@ -72,6 +72,9 @@ class Connected:
     @contextlib.asynccontextmanager
     async def using(self, *, watching=False):
         yield self._channel, self
+
+    def note_use(self):
+        pass
 
     def find_mapped(self):
         return None  # ask the guest, which is fuzzed
@@ -105,13 +108,55 @@ async def _forks(channel, field):
 
 
 async def _command(channel, field):
-    session = guest_session.GuestSession(Guest(channel._stream), 0)
-    session.channel = channel
-    header = {"argv": ["x"]}
-    cell = Cell(limits=LIMITS, timeout=QUICK, kind=wire.EXEC, header=header, grace=0.0)
-    finished = await Run(session, cell).execute()
+    asked = json.dumps({"argv": ["x"], "stdin": True}).encode("ascii")
+    credit = {"credit": wire.WINDOW}
+    cell = Cell(
+        limits=LIMITS, timeout=QUICK, kind=wire.OPEN, header=credit, payload=asked, grace=0.0
+    )
+    run = commands._Command(_session(channel), cell, b"x" * 3_000_000, truncate=True)
+    finished = await run.execute()
     if finished.lost is None:
         outcome.make_command_result(finished)
+
+
+def _session(channel):
+    session = guest_session.GuestSession(Guest(channel._stream), 0)
+    session.channel = channel
+    return session
+
+
+async def _process(channel, field):
+    session = _session(channel)
+    asked = {"argv": ["x"], "stdin": True}
+    program = await process.open_process(Connected(channel), session, asked)
+    try:
+        await process.list_processes(session, ended=True)
+        await program.resize(80, 24)
+        await program.output()
+        with anyio.move_on_after(QUICK):
+            await program.send(b"x" * 3_000_000)
+            await program.close_stdin()
+        with anyio.move_on_after(QUICK):
+            async for chunk in program:
+                str(chunk.text)
+        await program.wait(QUICK)
+    except TimeoutError:
+        pass
+    finally:
+        await program.detach()
+        repr((program, program.info, program.skipped))
+
+
+async def _port(channel, field):
+    stream = streams.Stream(_session(channel), 0)
+    if "error" in await stream.open({"port": 80}):
+        return
+    async with ports.Connection(stream) as connection:
+        with anyio.move_on_after(QUICK), contextlib.suppress(anyio.EndOfStream):
+            await connection.send(b"x" * 100_000)
+            await connection.send_eof()
+            while True:
+                await connection.receive(1000)
 
 
 async def _exists(files, field):
@@ -147,8 +192,11 @@ WORK = {
     "workspace": _workspace,
     "forks": _forks,
     "command": _command,
+    "process": _process,
+    "port": _port,
 }
-ON_CHANNEL = {"forks", "command"}
+ON_STREAMS = ["command", "process", "port"]
+ON_CHANNEL = {"forks", *ON_STREAMS}
 
 
 # --- one case --------------------------------------------------------------------------------
@@ -160,15 +208,15 @@ async def play(case, field):
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     stream = SocketStream(ours)
-    channel = Impatient(stream)
-    subject = channel if name in ON_CHANNEL else AsyncFiles(Connected(channel))
+    wired = Impatient(stream)
+    subject = wired if name in ON_CHANNEL else AsyncFiles(Connected(wired))
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve, theirs, Answers(case))
             try:
                 with anyio.fail_after(PATIENCE):
                     await work(subject, field)
-            except (SandboxError, Lost):
+            except (SandboxError, Lost, anyio.BrokenResourceError):
                 pass
             tasks.cancel_scope.cancel()
     finally:
@@ -190,7 +238,11 @@ def attempt(data):
         before = set(os.listdir("/proc/self/fd"))
         quick = mock.patch.multiple
         try:
-            with quick(run, DEATH=QUICK), quick(guest_session, KEEP_TIMEOUT=QUICK):
+            with (
+                quick(run, DEATH=QUICK),
+                quick(guest_session, KEEP_TIMEOUT=QUICK),
+                quick(channel, SEND_TIMEOUT=QUICK),  # this guest does not read while it sends
+            ):
                 runner.run(play(case, field))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -248,7 +300,9 @@ ODD = [None, True, "", "x", 0.5, 1e400, [], {}, [1], [[0]], {"a": 1}, "\ud800", 
 FIELDS = [
     *("size", "total", "rows", "done", "after", "inodes", "type", "mode", "mtime", "errno"),
     *("message", "missing", "lost", "name", "exit_code", "signal", "status", "parts", "shared"),
+    *("pid", "cmd", "cwd", "pty", "stdin", "began", "end", "skipped", "timed_out"),
 ]
+OF_STREAMS = [wire.STREAM, wire.CREDIT, wire.REPLY, wire.END, wire.DONE, wire.DATA, wire.RESULT]
 DATA = [
     *("", "x", "[]", "{}", "null", "[[]]", '[{"name": "x"}]', "\xff" * 40, "[" * 5000),
     *("9" * 5000, '{"entries": [], "failed": []}', '{"entries": [], "failed": [[0, 2]]}'),
@@ -300,8 +354,22 @@ def tree(random):
     return found
 
 
+def more(random):
+    """Frames that a stream does not expect, or too many of those that it does."""
+    kind = random.choice(OF_STREAMS)
+    header = {"name": random.choice(["stdout", "stdout", "stderr", "background", "", 1])}
+    if random.random() < 0.5:
+        header["size"] = random.choice([1, 1, 1000, wire.WINDOW, wire.WINDOW + 1, odd(random)])
+    if random.random() < 0.2:
+        header[random.choice(FIELDS)] = odd(random)
+    size = random.choice([0, 1, 1, 1000, 65_536, wire.WINDOW])
+    return [kind, header, size, random.choice([1, 1, 2, 40, 3000 if size < 2 else 40])]
+
+
 def wrong(random):
     made = {}
+    if random.random() < 0.3:
+        made["more"] = [more(random) for _ in range(random.choice([1, 1, 3]))]
     for _ in range(random.choice([1, 1, 2])):
         kind = random.random()
         if kind < 0.35:
@@ -332,7 +400,8 @@ def wrong(random):
 
 def cases(random):
     while True:
-        case = {"work": random.choice(list(WORK)), "tree": tree(random)}
+        work = ON_STREAMS if random.random() < 0.3 else list(WORK)
+        case = {"work": random.choice(work), "tree": tree(random)}
         count = random.choice([0, 1, 1, 1, 2, 3])
         numbers = [random.choice([0, 0, 1, 1, 2, 3, 4, 6, 9]) for _ in range(count)]
         case["wrong"] = {str(each): wrong(random) for each in numbers}

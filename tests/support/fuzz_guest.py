@@ -2,7 +2,8 @@
 reader of frames that all ends share.
 
 Whatever the worker sends, init goes on: it passes on what may be said, or ends that worker. What
-the host gets is frames of FROM_GUEST alone. However bytes are cut, the frames in them are the same.
+the host gets is frames of FROM_GUEST alone, and of a stream never more than its credit. However
+bytes are cut, the frames in them are the same.
 
 A case is one byte (which of the two), and steps: who sends, how many descriptors, and bytes.
 """
@@ -19,11 +20,12 @@ from unittest import mock
 
 import fuzz_frames
 import fuzzing
-from belljar.guest import commands, file_requests, init, worker_process
+from belljar.guest import cells, commands, file_requests, init, processes, worker_process
 from belljar.protocol import wire
 
 _STEP = struct.Struct("=BBI")
-HOST, WORKER, NONCE, HANG_UP = range(4)
+HOST, WORKER, NONCE, HANG_UP, PROGRAM, EXIT = range(6)
+PROGRAM_PID = 2**22 + 2
 OUTPUT = 10_000
 KINDS = (wire.FROM_GUEST, wire.FROM_HOST, wire.FROM_WORKER, wire.FROM_INIT)
 
@@ -62,11 +64,11 @@ class Worker(worker_process.WorkerProcess):
 
 
 class Tame(init.Init):
-    def _reap(self):
-        if self._worker.killed:
-            self._on_worker_gone(signal.SIGKILL)
-        if not self._worker.pid:
-            self.start_worker()
+    def reap(self):
+        if self.default.worker.killed:
+            self.default.on_worker_gone(signal.SIGKILL)
+        if not self.default.worker.pid:
+            self.default.start_worker()
 
 
 def _refuse(*args):
@@ -87,19 +89,35 @@ def harmless():
             (os, "fork", _refuse),
             (os, "_exit", _exit),
             (resource, "setrlimit", lambda *args: None),
-            (commands, "start_command", lambda init, frame: frame.header["argv"]),
-            (commands, "kill_leftovers", lambda init: None),
-            (commands, "kill_since", lambda init, began, worker: None),
+            (processes, "start", _program),
+            (processes.Process, "signal", lambda process, number: None),
+            (commands, "descendants", lambda pid: []),
+            (commands, "kill_leftovers", lambda init, others: None),
+            (commands, "kill_since", lambda init, began, worker, others: None),
             (commands, "threads_since", lambda worker, began: False),
             (file_requests, "serve", lambda init, frame: frame.header["op"]),
             (init.Branches, "_new_worker", _worker),
+            (cells, "WorkerProcess", Worker),
         ):
             stack.enter_context(mock.patch.object(module, name, instead))
         yield
 
 
+def _program(init, asked):
+    """Nobody is started: the other ends of the pipes are ours."""
+    pid = PROGRAM_PID + len(getattr(init, "ends", ()))
+    program = processes.Process(init, mock.Mock(pid=pid), asked)
+    theirs, stdout = os.pipe()
+    stdin, writing = os.pipe()
+    for fd in (stdin, stdout):
+        os.set_blocking(fd, False)
+    init.ends = (*getattr(init, "ends", ()), stdin, stdout)
+    program.use({theirs: "stdout"}, writing)
+    return program
+
+
 def _worker(branches):
-    return Worker(branches._init, branches._setup, branches._init.on_worker_frame)
+    return Worker(branches._init, branches._setup, branches._init.default.on_frame)
 
 
 class Play:
@@ -114,13 +132,45 @@ class Play:
         self.channel = theirs
         self.nonce = b""
         self.told = wire.Reader(wire.FROM_INIT)
-        self.init._worker.start()
+        self.credit = {}  # of streams, by request
+        self.init.default.worker.start()
+
+    def act(self, who, data):
+        """The program that was started last: it writes, reads and exits."""
+        programs = [each for each in self.init.processes.values() if each.alive]
+        if not programs:
+            return
+        program = programs[0]
+        if who == EXIT:
+            program.on_exit(0)
+        else:
+            first = program.pid - PROGRAM_PID
+            stdin, stdout = self.init.ends[first : first + 2]
+            with contextlib.suppress(BlockingIOError):
+                os.write(stdout, data)
+            with contextlib.suppress(BlockingIOError):
+                os.read(stdin, len(data))
+        self.turn()
+
+    def note_credit(self, data):
+        """Of what the host sends: it comes whole."""
+        reader = wire.Reader(wire.FROM_HOST)
+        reader.feed(data)
+        for frame in reader.frames():
+            if frame.kind in (wire.OPEN, wire.CREDIT):
+                more = frame.header["credit" if frame.kind == wire.OPEN else "size"]
+                self.credit[frame.request] = self.credit.get(frame.request, 0) + more
 
     def step(self, who, fds, data):
-        worker = self.init._worker
+        worker = self.init.default.worker
+        if who in (PROGRAM, EXIT):
+            self.act(who, data)
+            return
         sock = self.host if who == HOST else worker.theirs
         if sock is None:
             return
+        if who == HOST and data.startswith(HONEST):
+            self.note_credit(data)
         if who == HANG_UP:
             sock.shutdown(socket.SHUT_WR)
         if who == NONCE:
@@ -148,9 +198,9 @@ class Play:
     def turn(self):
         for _ in range(3):
             self.init.selector.wait(0)
-            self.init._reap()
+            self.init.reap()
             if self.init._quiet:
-                self.init._end_quiet()
+                self.init.end_quiet()
             self.init._flush()
             self._listen()
 
@@ -158,9 +208,12 @@ class Play:
         with contextlib.suppress(BlockingIOError):
             while data := self.host.recv(1 << 20):
                 self.heard.feed(data)
-                for _ in self.heard.frames():
-                    pass
-        worker = self.init._worker
+                for frame in self.heard.frames():
+                    if frame.request in self.credit and frame.kind == wire.STREAM:
+                        self.credit[frame.request] -= len(frame.payload) + wire.STREAM_COST
+                        if self.credit[frame.request] < 0:
+                            raise Wrong("more than its credit was sent")
+        worker = self.init.default.worker
         if worker.theirs is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -177,13 +230,17 @@ class Play:
 
     def close(self):
         inner = self.init
-        output = inner._cell.output if inner._cell else None
-        for reader in [*inner._stale, *([output] if output else ())]:
+        output = inner.default.cell.output if inner.default.cell else None
+        for reader in [*inner.default._stale, *([output] if output else ())]:
             reader.close()
-        if inner._cell is not None:
-            for fd in inner._cell.shared:
+        for program in inner.processes.values():
+            program.finish({})
+        for fd in getattr(inner, "ends", ()):
+            os.close(fd)
+        if inner.default.cell is not None:
+            for fd in inner.default.cell.shared:
                 os.close(fd)
-        inner._worker.close()
+        inner.default.worker.close()
         inner._inbox.clear()
         inner._out.clear()
         self.host.close()
@@ -222,7 +279,7 @@ def steps(data):
         position += _STEP.size
         fds = data[position : position + count % 10]
         position += len(fds)
-        yield who % 4, list(fds), data[position : position + length]
+        yield who % 6, list(fds), data[position : position + length]
         position += length
 
 
@@ -273,7 +330,18 @@ RESTART = wire.pack(wire.RESTART, 3)
 INTERRUPT = wire.pack(wire.INTERRUPT, 1, {"end": True})
 PART = wire.pack(wire.PART, 1, {"key": 1, "size": 10}, b"12345")
 KEEP = wire.pack(wire.KEEP, 4, {"number": 1, "branch": False})
-HONEST = (RUN, ANSWER, PING, RESTART, INTERRUPT, PART, KEEP)
+OPEN = wire.pack(wire.OPEN, 5, {"credit": 5000}, b'{"argv": ["x"], "cwd": "/"}')
+ONCE = wire.pack(wire.OPEN, 6, {"credit": wire.WINDOW}, b'{"argv": ["x"], "cwd": "/", "once": 1}')
+CONNECT = wire.pack(wire.OPEN, 7, {"credit": 2000}, b'{"pid": %d}' % PROGRAM_PID)
+STREAMS = (
+    *(OPEN, ONCE, CONNECT, wire.pack(wire.CREDIT, 5, {"size": 3000})),
+    *(wire.pack(wire.CREDIT, 7, {"size": 3}), wire.pack(wire.CREDIT, 7, {"size": 100_000})),
+    *(wire.pack(wire.STREAM, 5, None, b"x" * 1000), wire.pack(wire.STREAM, 7, None, b"y" * 90_000)),
+    *(wire.pack(wire.END, 5, {"input": True}), wire.pack(wire.END, 5), wire.pack(wire.END, 7)),
+    *(wire.pack(wire.KILL, 5), wire.pack(wire.PROCESS, 8, {"op": "list"})),
+)
+OF_CELLS = (RUN, ANSWER, PING, RESTART, INTERRUPT, PART, KEEP)
+HONEST = (*OF_CELLS, *STREAMS)
 FROM_WORKER = [
     *([wire.CELL_DONE] * 5 + [wire.CALL] * 4 + [wire.PART] * 2 + [wire.CELL_RESULT] * 3),
     *(wire.SYNCED, wire.FORKED, wire.READY, wire.CELL, wire.HELLO, 0, 255),
@@ -339,12 +407,14 @@ def cut(random, step):
 def talk(random):
     """What host and worker send."""
     trusted = random.random() < 0.8
+    if random.random() < 0.3:
+        yield from programs(random)
     if random.random() < 0.8:
         yield HOST, [], RUN
     for _ in range(random.choice([1, 2, 5, 12])):
         kind = random.random()
         if kind < 0.12:
-            yield HOST, [], random.choice(HONEST)
+            yield HOST, [], random.choice(OF_CELLS)
         elif kind < 0.2:
             yield NONCE, [], b""
         elif kind < 0.22:
@@ -353,6 +423,22 @@ def talk(random):
             yield from_host(random)
         else:
             yield from [from_worker(random)] * random.choice([1, 1, 1, 1, 3, 70])
+
+
+def programs(random):
+    """What the host and a program do with streams. Requests have numbers of their own."""
+    opened = [data for data in (OPEN, ONCE, CONNECT) if random.random() < 0.8]
+    for data in opened:
+        yield HOST, [], data
+    others = [data for data in STREAMS if data not in (OPEN, ONCE, CONNECT)]
+    for _ in range(random.choice([3, 10, 30])):
+        kind = random.random()
+        if kind < 0.5:
+            yield PROGRAM, [], b"o" * random.choice([1, 1, 100, 5000, 65_536])
+        elif kind < 0.95:
+            yield HOST, [], random.choice(others)
+        else:
+            yield EXIT, [], b""
 
 
 def pieces(random):

@@ -13,6 +13,8 @@ from belljar.protocol import messages, wire
 
 REQUESTS = 400  # then the guest hangs up
 MOST = 100_000  # bytes of a file
+EXITED = {"exit_code": 0, "signal": None}
+PROGRAM = {"pid": 7, "name": None, "cmd": ["x"], "cwd": "/", "pty": True, "stdin": True}
 SECRET = b"what-nobody-may-carry"
 
 
@@ -76,7 +78,7 @@ class Answers:
         kind, header, data = self._right(frame)
         wrong = self._wrong.get(str(number))
         if wrong is None:
-            return [*self._frames(frame.request, kind, header, data)]
+            return [*self._frames(frame.request, kind, header, data), *self._goes_on(frame)]
         if wrong.get("gone"):
             return None
         if "header" in wrong:
@@ -89,7 +91,21 @@ class Answers:
         data = wrong["data"].encode("latin-1") if "data" in wrong else data
         request = (frame.request + wrong.get("shift", 0)) % 2**32
         sent = [*self._frames(request, wrong.get("kind", kind), header, data, wrong.get("fd"))]
-        return sent * min(wrong.get("times", 1), 500)
+        sent += self._more(frame.request, wrong.get("more", ()))
+        return sent * min(wrong.get("times", 1), 500) + [*self._goes_on(frame)]
+
+    def _goes_on(self, frame):
+        """What a stream sends by itself: some output, and its end when its input ends."""
+        if frame.kind == wire.OPEN:
+            yield wire.pack(wire.STREAM, frame.request, {"name": "stdout"}, b"x" * 5000), None
+            yield wire.pack(wire.STREAM, frame.request, {"name": "stderr"}, b"\xc3"), None
+            if not json.loads(frame.payload).get("stdin"):
+                yield wire.pack(wire.DONE, frame.request, EXITED), None
+
+    def _more(self, request, frames):
+        """What the case adds: a kind, a header, how many bytes, and how often."""
+        for kind, header, size, times in frames:
+            yield from [(wire.pack(kind, request, header, bytes(size)), None)] * times
 
     def _frames(self, request, kind, header, data, fd=None):
         if data:
@@ -103,9 +119,13 @@ class Answers:
             make = getattr(self, "_" + str(frame.header.get("op")), None)
             result, data = make(frame) if make else ({}, b"")
             return wire.REPLY, {"result": result}, data
-        if frame.kind in (wire.EXEC, wire.KILL):
-            return wire.DONE, {"exit_code": 0, "signal": None}, b""
-        return wire.REPLY, {}, b""
+        if frame.kind in (wire.END, wire.KILL):
+            return wire.DONE, EXITED, b""
+        if frame.kind == wire.STREAM:
+            return wire.CREDIT, {"size": len(frame.payload) + wire.STREAM_COST}, b""
+        if frame.kind == wire.PROCESS and frame.header.get("op") == "list":
+            return wire.REPLY, {}, json.dumps([PROGRAM]).encode("ascii")
+        return wire.REPLY, dict(PROGRAM) if frame.kind == wire.OPEN else {}, b""
 
     def _rows(self, directory):
         return self._tree.get(directory, self._tree.get("*", []))

@@ -1,5 +1,6 @@
 """The wire: frames survive any cutting, and a hostile peer can neither hang nor fill the host."""
 
+import contextlib
 import itertools
 import json
 import random
@@ -13,14 +14,16 @@ from hypothesis import strategies as st
 
 from belljar.backends.base import UsageSample
 from belljar.errors import GuestLost, ProtocolError, SandboxError
-from belljar.guest import init
+from belljar.guest import cells
 from belljar.limits import Limits
 from belljar.protocol import buffers, values, wire
 from belljar.sandbox import channel, outcome
 from belljar.sandbox.channel import Channel
+from belljar.sandbox.commands import _Command
 from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.outcome import MAX_CHANGES
 from belljar.sandbox.run import Cell, Run
+from belljar.sandbox.streams import Stream, Window
 
 PATIENCE = 90.0  # seconds after which a test says "it hangs"
 
@@ -136,6 +139,9 @@ class HostileStream:
 
     def take_fd(self):
         raise wire.WireError("there are none")
+
+    def ended(self):
+        return False
 
 
 class FakeGuest:
@@ -330,7 +336,7 @@ def test_what_init_would_not_say_of_a_cell_costs_the_guest_its_life(frame):
 
 
 def test_changes_as_long_as_init_tells_them_are_taken():
-    assert init.MAX_CHANGES == MAX_CHANGES
+    assert cells.MAX_CHANGES == MAX_CHANGES
     told = json.dumps(CHANGES | {"created": ["x" * 100] * 9_000}).encode()
     run, _, _ = drive([wire.pack(wire.CHANGES, 1, None, told), wire.pack(wire.DONE, 1)])
     assert len(run.files.created) == 9_000
@@ -449,6 +455,210 @@ def test_random_bytes_in_bulk_are_refused_at_once():
         answer, stream = ask([source.randbytes(4096)] * 100)
         assert isinstance(answer, (GuestLost, ProtocolError))
         assert stream.served <= 100 * 4096
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+OPENED = wire.pack(wire.REPLY, 1, {"pid": 7, "cmd": "x", "cwd": "/", "stdin": True, "end": None})
+OUTPUT = {"name": "stdout"}
+ENDED = wire.pack(wire.DONE, 1, {"exit_code": 0, "signal": None})
+
+
+def stream(pieces, *, send=b"", port=False):
+    """One stream over a hostile wire, read to its end: what came, or the error; and the guest."""
+    guest = FakeGuest(HostileStream(pieces))
+
+    async def main():
+        opened = Stream(GuestSession(guest, 0, after=0), 0)
+        found = []
+        with anyio.fail_after(PATIENCE):
+            try:
+                answer = await opened.open({"port": 1} if port else {"argv": ["x"]})
+                if "error" in answer:
+                    return answer
+                await opened.send(send)
+                while chunks := await opened.receive():
+                    found += chunks
+            except SandboxError as error:
+                return error
+            finally:
+                await opened.close()
+        return found
+
+    return anyio.run(main), guest
+
+
+def command(pieces, **options):
+    """A command over a hostile wire: its end, and the guest."""
+    guest = FakeGuest(HostileStream(pieces))
+    options = {"stdin": b"", "truncate": False, **options}
+
+    async def main():
+        cell = Cell(limits=Limits(output=10_000), timeout=5.0, kind=wire.OPEN, grace=0.0)
+        with anyio.fail_after(PATIENCE):
+            return await _Command(GuestSession(guest, 0, after=0), cell, **options).execute()
+
+    return anyio.run(main), guest
+
+
+def output(size, name="stdout"):
+    return wire.pack(wire.STREAM, 1, {"name": name}, bytes(size))
+
+
+def credit(size):
+    return wire.pack(wire.CREDIT, 1, {"size": size})
+
+
+def test_an_honest_stream_is_understood():
+    pieces = [OPENED, output(5), output(3, "stderr"), credit(wire.STREAM_COST + 4), ENDED]
+    found, guest = stream(pieces, send=b"text")
+    assert found == [("stdout", bytes(5)), ("stderr", bytes(3))]
+    assert not guest.killed
+    finished, guest = command(pieces, stdin=b"text")
+    assert (finished.number("exit_code"), finished.stdout) == (0, "\0" * 5)
+    assert not guest.killed
+
+
+def test_a_server_may_end_its_output_alone():
+    found, guest = stream([OPENED, output(5), wire.pack(wire.END, 1)], port=True)
+    assert found == [("stdout", bytes(5))]
+    assert not guest.killed
+
+
+def test_credit_counts_the_frames_as_well_as_their_bytes():
+    """What an honest guest may send at most before the host has taken any."""
+    large = output(wire.WINDOW - wire.STREAM_COST)
+    found, guest = stream([OPENED + large + ENDED])
+    assert len(found[0][1]) == wire.WINDOW - wire.STREAM_COST
+    assert not guest.killed
+    error, guest = stream([OPENED + large + output(1) + ENDED])
+    assert isinstance(error, ProtocolError)
+    assert guest.killed
+    window = Window()
+    small = wire.Frame(wire.STREAM, 1, {"name": "stdout"}, b"x")
+    for _ in range(wire.WINDOW // (wire.STREAM_COST + 1)):
+        window.receive(small)
+    with pytest.raises(ProtocolError):
+        window.receive(small)
+
+
+NOT_FOR_A_STREAM = {
+    "more than its credit": output(wire.WINDOW),
+    "no bytes": output(0),
+    "an unknown output": output(5, "background"),
+    "no name": wire.pack(wire.STREAM, 1, None, b"x"),
+    "a list as name": wire.pack(wire.STREAM, 1, {"name": ["stdout"]}, b"x"),
+    "credit that it does not owe": credit(1),
+    "credit of nothing": credit(0),
+    "credit below zero": credit(-5),
+    "credit without end": credit(2**70),
+    "credit that is no number": credit("1"),
+    "credit that is true": credit(True),
+    "a second answer": OPENED,
+    "data": wire.pack(wire.DATA, 1, None, b"x"),
+    "a call": wire.pack(wire.CALL, 1, {"call": 1, "function": "f"}),
+    "the end of a program's output": wire.pack(wire.END, 1),
+    "a frame of its own making": wire.HEAD.pack(wire.OPEN, 1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("frame", NOT_FOR_A_STREAM.values(), ids=NOT_FOR_A_STREAM)
+def test_what_init_would_not_say_of_a_stream_costs_the_guest_its_life(frame):
+    error, guest = stream([OPENED, frame, ENDED])
+    assert isinstance(error, ProtocolError)
+    assert guest.killed
+    error, guest = stream([OPENED + output(5) + frame + ENDED])  # taken together
+    assert isinstance(error, ProtocolError)
+    assert guest.killed
+
+
+@pytest.mark.parametrize(
+    "frame", [*NOT_FOR_A_STREAM.values(), wire.pack(wire.OVERFLOW, 9)], ids=[*NOT_FOR_A_STREAM, "-"]
+)
+def test_a_command_that_a_hostile_guest_runs_ends(frame):
+    finished, guest = command([OPENED, frame, ENDED])
+    if frame == wire.pack(wire.OVERFLOW, 9):  # the control: for nobody
+        assert finished.done is not None
+        assert not guest.killed
+    else:
+        assert isinstance(finished.lost, ProtocolError)
+        assert guest.killed
+
+
+@pytest.mark.parametrize("frame", [output(5), ENDED, credit(5)])
+def test_nothing_comes_before_a_stream_is_open(frame):
+    error, guest = stream([frame, OPENED, ENDED])
+    assert isinstance(error, ProtocolError)
+    assert guest.killed
+
+
+def test_what_comes_after_the_end_of_a_stream_is_dropped():
+    flooding = [OPENED, output(5), ENDED, *[output(2**20)] * 400]
+    tracemalloc.start()
+    try:
+        found, guest = stream(flooding)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == [("stdout", bytes(5))]
+    assert not guest.killed
+    assert peak < 8 * 2**20
+
+
+STREAM_FLOODS = {
+    "output": [output(2**16)] * 4000,
+    "small output": [output(1) * 1000] * 100,
+    "credit": [credit(1) * 1000] * 100,
+    "answers": [OPENED * 1000] * 100,
+    "ends": [wire.pack(wire.END, 1) * 1000] * 100,
+}
+
+
+@pytest.mark.parametrize("pieces", STREAM_FLOODS.values(), ids=STREAM_FLOODS)
+def test_a_flood_for_a_stream_that_is_not_read_does_not_fill_the_host(pieces):
+    """Another request reads the wire meanwhile, and hands on what is the stream's."""
+    guest = FakeGuest(HostileStream([OPENED, *pieces, wire.pack(wire.REPLY, 2)]))
+
+    async def main():
+        session = GuestSession(guest, 0, after=0)
+        unread = Stream(session, 0)
+        await unread.open({"argv": ["x"]})
+        with anyio.fail_after(PATIENCE):
+            with contextlib.suppress(GuestLost, ProtocolError):
+                await session.channel.call(wire.FILE)
+            with pytest.raises((GuestLost, ProtocolError)):
+                await unread.receive()
+
+    tracemalloc.start()
+    try:
+        anyio.run(main)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
+
+
+@given(garbage | st.lists(hostile_frames, max_size=12), st.booleans())
+@settings(max_examples=120)
+def test_a_stream_of_a_hostile_guest_ends(pieces, port):
+    found, guest = stream([OPENED, *pieces], send=b"text", port=port)
+    assert isinstance(found, (list, dict, GuestLost, ProtocolError))
+    assert guest.killed == isinstance(found, ProtocolError)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
+    st.lists(st.integers(0, 10**6), max_size=6),
+)
+@settings(max_examples=120)
+def test_a_mutated_stream_never_hangs_nor_raises_anything_foreign(changes, places):
+    honest = [OPENED, output(50), output(3, "stderr"), credit(wire.STREAM_COST + 4), ENDED]
+    data = bytearray(b"".join(honest))
+    for place, value in changes:
+        data[place % len(data)] = value
+    found, guest = stream(cut(bytes(data), places), send=b"text")
+    assert isinstance(found, (list, dict, GuestLost, ProtocolError))
+    assert guest.killed == isinstance(found, ProtocolError)
 
 
 # --- several requests on one channel ---------------------------------------------------------

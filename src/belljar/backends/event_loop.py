@@ -244,6 +244,23 @@ def spawn(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], N
     return scope.cancel
 
 
+def post_task(loop: Any, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Have a loop, as `here` gives it, do something, if it still runs. From any thread. The
+    function must not raise."""
+
+    def start() -> None:
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            task = loop.create_task(function())
+            _TASKS.add(task)
+            task.add_done_callback(_TASKS.discard)
+        else:
+            import trio
+
+            trio.lowlevel.spawn_system_task(function)
+
+    post(loop, start)
+
+
 def is_cancelled() -> bool:
     """True if this asyncio task was cancelled, not something that it awaited."""
     try:

@@ -75,8 +75,9 @@ class Process(Source):
     def close_input(self) -> None:
         """Of a terminal: as a person ends it, by Ctrl-D."""
         if self._terminal >= 0 and self.alive:
-            if self._input_ends and self._write(memoryview(b"\x04")):
+            if self._input_ends:
                 self._input_ends = False
+                self._input_ends = not self._write(memoryview(b"\x04"))  # else when there is room
         else:
             super().close_input()
 
@@ -171,7 +172,7 @@ def open_stream(init: Any, frame: wire.Frame) -> None:
         if len(init.streams) >= MAX_STREAMS:
             raise OSError(f"{MAX_STREAMS} streams are open")
         if "port" in asked:
-            source = port = Port(init)
+            source = port = Port(init, frame.request)
             port.connect(asked["port"], opened)
             return
         source = init.processes[asked["pid"]] if "pid" in asked else start(init, asked)

@@ -10,9 +10,10 @@ import errno
 import os
 import socket
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..protocol import wire
+from ..protocol.buffers import close_all
 from . import poller
 from .poller import OutputReader
 
@@ -23,7 +24,8 @@ MAX_STREAMS = 1024
 
 
 class Reader:
-    """A stream of the host: it reads a source, and may write to it."""
+    """A stream of the host: it reads a source, and may write to it. Each frame takes STREAM_COST of
+    credit beside its bytes, so that many small ones are bounded too."""
 
     def __init__(self, request: int, credit: int) -> None:
         self.request, self.credit = request, credit
@@ -87,7 +89,8 @@ class Source:
 
     def _update(self) -> None:
         """Read while some reader may take more: the fastest one decides."""
-        wanted = not self.readers or any(each.credit > 0 for each in self.readers.values())
+        credits = [each.credit for each in self.readers.values()]
+        wanted = not credits or max(credits) > wire.STREAM_COST
         self._output.hold(not wanted)
 
     def _on_output(self, output: OutputReader, name: str, data: bytes) -> None:
@@ -114,27 +117,31 @@ class Source:
     def _serve(self, reader: Reader) -> None:
         """Send what there is for a reader, as far as its credit goes."""
         last = self._first + len(self._chunks)
-        while reader.credit > 0 and reader.number < last:
+        while reader.credit > wire.STREAM_COST and reader.number < last:
             name, chunk = self._chunks[reader.number - self._first]
-            data = chunk
-            if reader.offset or len(chunk) > reader.credit:
-                data = chunk[reader.offset : reader.offset + reader.credit]
+            data, room = chunk, reader.credit - wire.STREAM_COST
+            if reader.offset or len(chunk) > room:
+                data = chunk[reader.offset : reader.offset + room]
             header: Dict[str, Any] = {"name": name}
             if reader.skipped:
                 header["skipped"], reader.skipped = reader.skipped, 0
             self._init.send(wire.STREAM, reader.request, header, data)
-            reader.credit -= len(data)
+            reader.credit -= len(data) + wire.STREAM_COST
             reader.offset += len(data)
             if reader.offset == len(chunk):
                 reader.number, reader.offset = reader.number + 1, 0
-        if self.end is not None and reader.number >= last:
+        if self.end is not None and self.all_sent(reader):
             self._init.send(wire.DONE, reader.request, self.end)
             self.detach(reader.request)
+
+    def all_sent(self, reader: Reader) -> bool:
+        return reader.number >= self._first + len(self._chunks)
 
     def finish(self, end: Dict[str, Any]) -> None:
         """All that can be read was read."""
         self.end = end
         self._output.close()
+        self._unwritten.clear()
         self.close_input()
         for reader in list(self.readers.values()):
             self._serve(reader)
@@ -153,20 +160,22 @@ class Source:
         while self._unwritten:
             reader, data = self._unwritten[0]
             count = self._write(data)
-            if not count:
+            if not count or self.end is not None:
                 break
             reader.written += count
             if count < len(data):
                 self._unwritten[0] = reader, data[count:]
             else:
                 self._unwritten.popleft()
+                reader.written += wire.STREAM_COST
             if reader.written >= wire.WINDOW // 4 or not self._unwritten:
                 if reader.request in self.readers:
                     self._init.send(wire.CREDIT, reader.request, {"size": reader.written})
                 reader.written = 0
         if self._input_ends and not self._unwritten:
             self.close_input()
-        self._wait_for_room(bool(self._unwritten) and self._input >= 0)
+        waits = bool(self._unwritten) or self._input_ends
+        self._wait_for_room(waits and self._input >= 0)
 
     def _write(self, data: memoryview) -> int:
         """How many bytes went, or were dropped because there is no one to read them."""
@@ -195,34 +204,73 @@ class Source:
 
 
 class Port(Source):
-    """A connection to a server on the guest's loopback."""
+    """A connection to a server on the guest's loopback, with one reader."""
 
-    def __init__(self, init: Any) -> None:
+    def __init__(self, init: Any, request: int) -> None:
         super().__init__(init)
+        self._request = request
+        self._connecting = False  # the server's queue is full
+        self._over = self._told = False  # the server sends no more; the host knows
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def connect(self, number: int, opened: "Callable[[Optional[str]], None]") -> None:
         """Calls `opened` with what went wrong, or with None."""
-        self._opened = opened
+        self._opened: Optional[Callable[[Optional[str]], None]] = opened
+        self._init.streams[self._request] = self
         error = self._socket.connect_ex(("127.0.0.1", number))
-        if error == errno.EINPROGRESS:  # the server's queue is full
+        if error == errno.EINPROGRESS:
+            self._connecting = True
             self._init.selector.register(self._socket, poller.WRITE, self._on_connected)
         else:
             self._begin(error)
 
     def _on_connected(self, sock: Any, events: int) -> None:
+        self._connecting = False
         self._init.selector.unregister(sock)
         self._begin(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def _begin(self, error: int) -> None:
+        message = os.strerror(error) if error else None
         if not error:
-            fd = self._socket.fileno()
-            self.use({os.dup(fd): "stdout"}, os.dup(fd))
-            self._output.on_end = lambda: self.finish({})
-        self._opened(os.strerror(error) if error else None)
+            fds: List[int] = []
+            try:
+                for _ in range(2):
+                    fds.append(os.dup(self._socket.fileno()))
+            except OSError as failed:
+                message = str(failed)
+                close_all(fds)
+            else:
+                self.use({fds[0]: "stdout"}, fds[1])
+                self._output.on_end = self._on_end
+        if message is not None:
+            del self._init.streams[self._request]
+            self._socket.close()
+        opened, self._opened = self._opened, None
+        assert opened is not None
+        opened(message)
+
+    def _on_end(self) -> None:
+        """The server sends no more. It may go on to read."""
+        self._over = True
+        if self._input < 0:
+            self.finish({})
+        else:
+            for reader in self.readers.values():
+                self._serve(reader)
+
+    def _serve(self, reader: Reader) -> None:
+        super()._serve(reader)
+        if self._over and not self._told and self.end is None and self.all_sent(reader):
+            self._told = True
+            self._init.send(wire.END, reader.request)
 
     def detach(self, request: int) -> None:
-        """There is one reader, and without it no connection."""
+        """Without its reader there is no connection."""
+        if self._connecting:
+            self._init.selector.unregister(self._socket)
+            del self._init.streams[request]
+            self._socket.close()
+            return
         super().detach(request)
         if self.end is None:
             self.finish({})
@@ -232,6 +280,8 @@ class Port(Source):
             with contextlib.suppress(OSError):  # the server has gone
                 self._socket.shutdown(socket.SHUT_WR)
         super().close_input()
+        if self._over and self.end is None:
+            self.finish({})
 
     def finish(self, end: Dict[str, Any]) -> None:
         super().finish(end)

@@ -32,6 +32,7 @@ CHUNK = 256 * 1024  # how much of a file or stream travels in one frame
 INLINE = 256 * 1024  # a larger value is not its frame's payload
 VALUE_KEY = 0  # key of the parts of a cell's value; calls of host functions begin at 1
 WINDOW = 1024 * 1024  # bytes of a stream that may be under way, before the reader takes them
+STREAM_COST = 1024  # bytes of credit that a frame takes, beside its payload: many small ones
 MAX_CALLS = 64  # calls of host functions under way at once
 STDIN = "sys.stdin"  # called like a host function; their names have no dots
 
@@ -50,7 +51,7 @@ RETURN = 11  # go back to a checkpoint
 RELEASE = 12  # release a checkpoint or a branch
 SWITCH = 13  # make another branch active
 PROCESS = 14  # signal a process, resize its terminal, or list all
-END = 15  # of a stream's input, or of the stream; what is at the other end goes on
+END = 15  # of a stream's input, or of the stream; from the guest: of its output
 CONTEXT = 17  # make another interpreter, or remove it
 CREDIT = 16  # so many more bytes of the stream may be sent; in both directions
 
@@ -79,7 +80,7 @@ READY = 72  # the first frame of that child; the kernel adds its pid
 WAKE = 73  # run cells from now on
 
 FROM_GUEST = frozenset(
-    (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES, CREDIT)
+    (HELLO, STREAM, RESULT, DONE, REPLY, DATA, OVERFLOW, CALL, PART, TAKEN, CHANGES, CREDIT, END)
 )
 FROM_HOST = frozenset(
     (

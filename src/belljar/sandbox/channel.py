@@ -53,6 +53,7 @@ class Exchange:
         self.number = number
         self.frames: deque[wire.Frame] = deque()  # that came and were not taken yet
         self.queued = 0  # bytes they take
+        self.most = MAX_QUEUED
         self._channel = channel
 
     async def next(self) -> wire.Frame:
@@ -111,7 +112,6 @@ class Channel:
         self._reading: object | None = None  # the event loop of the task that reads
         self._news: anyio.Event | None = None  # made by the first task that waits for the reader
         self._failed: Exception | None = None
-        self.abandoned: deque[int] = deque()  # streams that are to be closed
         self.pauses: Pauses | None = None  # made by the first one
 
     def may_share(self, size: int) -> bool:
@@ -155,10 +155,6 @@ class Channel:
         means that it is gone or broken. A descriptor is closed here in any case."""
         try:
             data = wire.pack(kind, request, dict(header) if header else None, payload)
-            while self.abandoned:
-                number = self.abandoned.popleft()
-                self.exchanges.pop(number, None)
-                data = wire.pack(wire.END, number) + data
             if self._failed is not None:
                 raise self._failed
             if fd < 0 and self._send_now is not None:
@@ -190,7 +186,8 @@ class Channel:
             raise Lost
 
     async def pump(self, exchange: Exchange) -> None:
-        """Bring frames to `exchange`: by reading, or by waiting for the task that reads."""
+        """Bring frames to `exchange`: by reading, or by waiting for the task that reads. There are
+        none if the exchange was closed meanwhile."""
         if self._failed is not None:
             raise self._failed
         if self._reading is not None:
@@ -199,6 +196,8 @@ class Channel:
         self._reading = here()
         try:
             while not exchange.frames and self._failed is None:
+                if exchange.number not in self.exchanges:
+                    return
                 await self._receive()
                 if self._news is not None:
                     self._wake()
@@ -242,7 +241,7 @@ class Channel:
             return
         exchange.frames.append(frame)
         exchange.queued += _cost(frame)
-        if exchange.queued > MAX_QUEUED:
+        if exchange.queued > exchange.most:
             raise ProtocolError("the guest sent more than the host had asked for")
 
     async def _wait(self) -> None:

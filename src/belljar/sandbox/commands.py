@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from belljar.errors import InvalidOption, check_callbacks, check_encodable, stays_one, suggests
+from belljar.errors import (
+    InvalidOption,
+    ProtocolError,
+    check_callbacks,
+    check_encodable,
+    stays_one,
+    suggests,
+)
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult
@@ -19,6 +26,8 @@ from belljar.sandbox.output import Kept, Output
 from belljar.sandbox.process import AsyncProcess, ProcessInfo, encode_input
 from belljar.sandbox.run import Cell, OnText, Run
 from belljar.sandbox.streams import Input, Window
+
+MAX_COMMAND = 1024 * 1024  # characters; each may take twelve bytes on the wire
 
 
 @suggests
@@ -112,7 +121,7 @@ class AsyncCommands:
         """
         asked = make_request(self._lifecycle.workdir, cmd, cwd, env)
         asked |= process.check_start(stdin, pty, timeout, name)
-        asked |= {"merge": bool(merge), "shown": cmd if isinstance(cmd, str) else list(cmd)}
+        asked |= {"merge": bool(merge), "shown": process.shorten(cmd)}
         async with self._lifecycle.turn() as session:
             if self._lifecycle.persistence is not None:
                 await self._lifecycle.persistence.refresh(session)
@@ -123,6 +132,8 @@ class AsyncCommands:
 
         The last of its output comes first, up to 64 KiB. Several may read one program.
         """
+        if type(pid) is not int:
+            raise InvalidOption(f"the pid of a process is a number, not {pid!r}")
         async with self._lifecycle.turn() as session:
             return await process.open_process(self._lifecycle, session, {"pid": pid})
 
@@ -143,6 +154,7 @@ class _Command(Run):
         self._streams = self._outputs  # type: ignore[assignment]
         self._kept = Kept(cell.limits.output) if truncate else None
         self.left_out = False  # something in the middle
+        self._started = False
 
     def output(self, name: str) -> bytes:
         stream = self._outputs.get(name)
@@ -162,7 +174,7 @@ class _Command(Run):
     async def _send_input(self) -> None:
         number, channel = self._exchange.number, self._channel
         had = bool(self._stdin)
-        while self._stdin and self._input.room:
+        while self._stdin and self._input.room > 0:
             part = self._input.cut(self._stdin)
             self._stdin = self._stdin[len(part) :]
             await channel.send(wire.STREAM, number, None, bytes(part))
@@ -175,7 +187,11 @@ class _Command(Run):
             await self._send_input()
         elif frame.kind != wire.REPLY:
             await super()._take(frame)
-        elif "error" in frame.header:  # it could not be started
+        elif self._started:
+            raise ProtocolError("the guest answered twice")
+        elif "error" not in frame.header:
+            self._started = True
+        else:  # it could not be started
             message = f"{str(frame.header['error'])[:1000]}\n".encode("utf-8", "replace")
             await self._feed("stderr", message)
             self._done = frame
@@ -183,7 +199,7 @@ class _Command(Run):
     async def _take_stream(self, frame: wire.Frame) -> None:
         name, data = self._window.receive(frame)
         await self._feed(name, data)
-        if due := self._window.take(len(data)):
+        if due := self._window.take(data):
             await self._channel.send(wire.CREDIT, self._exchange.number, {"size": due})
 
     async def _feed(self, name: str, data: bytes) -> None:
@@ -222,4 +238,7 @@ def make_argv(cmd: str | Sequence[str]) -> list[str]:
     if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
         raise InvalidOption("a command has at least one part, and no NUL character")
     check_encodable("a command", "".join(argv))
+    if sum(map(len, argv)) > MAX_COMMAND:
+        found = f"a command has at most {MAX_COMMAND} characters"
+        raise InvalidOption(found, hint="write it to a file with files.write()")
     return argv

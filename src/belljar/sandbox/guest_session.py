@@ -25,6 +25,7 @@ from belljar.backends.event_loop import (
     in_use_elsewhere,
     move_to_loop,
     post,
+    post_task,
 )
 from belljar.errors import CheckpointLost, GuestLost, ProtocolError, SandboxError
 from belljar.protocol import wire
@@ -77,6 +78,10 @@ class GuestSession:
     @property
     def shared(self) -> bool:
         return len(self._branches) > 1
+
+    def takes_turns(self, branch: int) -> bool:
+        """True if programs of this branch may have to wait for its turn."""
+        return self.shared or self._active != branch
 
     def check_free(self, branch: int | None = None) -> None:
         """Raise if a host function would wait for the end of the cell that called it."""
@@ -172,6 +177,18 @@ class GuestSession:
             yield
         finally:
             self._streams -= 1
+
+    def abandon(self, exchange: Exchange) -> None:
+        """Close a stream that no code can use any more. From any thread."""
+
+        async def close() -> None:
+            with contextlib.suppress(Lost, SandboxError):  # the guest has ended, or will
+                async with self.streaming():
+                    exchange.close()
+                    await self.channel.send(wire.END, exchange.number)
+
+        if self._loop is not None and self.alive:
+            post_task(self._loop, close)
 
     async def settle(self) -> None:
         """Wait until no thread uses the guest by itself."""

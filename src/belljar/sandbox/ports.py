@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import time
@@ -58,6 +59,8 @@ class Forward(str):
 
     def close(self) -> None:
         """Listen no more, and end the connections. May be called twice, from any thread."""
+        with contextlib.suppress(ValueError):  # closed before
+            self._forwarding.on_end.remove(self.close)
         self._forwarding.close()
 
     def __enter__(self) -> Self:
@@ -73,6 +76,7 @@ class _Forwarding:
     def __init__(self, ports: AsyncPorts, port: int, listener: anyio.abc.Listener[SocketStream]):
         self._ports, self._port, self._listener = ports, port, listener
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
+        self.on_end = ports._lifecycle.on_end
         self.loop = event_loop.here()
         self.cancel = event_loop.spawn(self._serve)
 
@@ -124,7 +128,7 @@ class AsyncPorts:
         deadline = time.monotonic() + (options.check_timeout(timeout, None) or 0.0)
         while True:
             session = await self._lifecycle.connect()
-            stream = Stream(session)
+            stream = Stream(session, self._lifecycle.branch)
             async with session.streaming():
                 answer = await stream.open({"port": port})
             if "error" not in answer:
@@ -142,8 +146,9 @@ class AsyncPorts:
         ours, theirs = socket.socketpair()
 
         async def serve() -> None:
-            async with server, await UNIXSocketStream.from_socket(ours) as client:
-                await relay(client, server)
+            with contextlib.suppress(SandboxError):  # the caller sees its connection end
+                async with server, await UNIXSocketStream.from_socket(ours) as client:
+                    await relay(client, server)
 
         event_loop.spawn(serve)
         return theirs

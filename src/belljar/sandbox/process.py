@@ -6,7 +6,7 @@ import json
 import math
 import signal as signals
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +22,8 @@ from belljar.sandbox.output import Kept, Output
 from belljar.sandbox.streams import Stream
 
 MAX_SIZE = 1000  # columns or rows of a terminal
+MAX_NAME = 200  # characters
+SHOWN = 1000  # characters of a command that `list` tells
 
 
 class Chunk(NamedTuple):
@@ -146,9 +148,9 @@ class AsyncProcess:
 
     async def output(self) -> str:
         """What it has written so far, without waiting: head and tail, if that is more than the
-        output limit of the sandbox."""
-        while await self._receive(wait=False) and self._coming:
-            self._coming.clear()
+        output limit of the sandbox. It counts as read."""
+        await self._receive(wait=False)
+        self._coming.clear()
         return "".join(output.text() for output in self._outputs.values())
 
     async def wait(self, timeout: float | None = None) -> CommandResult:
@@ -242,7 +244,7 @@ class AsyncProcess:
 async def open_process(
     lifecycle: Lifecycle, session: GuestSession, asked: Mapping[str, object]
 ) -> AsyncProcess:
-    stream = Stream(session)
+    stream = Stream(session, lifecycle.branch)
     about = await stream.open(asked)
     if "error" in about:
         what = f"process {asked['pid']}" if "pid" in asked else "the program could not be started"
@@ -289,14 +291,27 @@ def check_start(
             f"stdin is True or None, not {stdin!r}",
             hint="start it with stdin=True, then call send()",
         )
-    if name is not None and not isinstance(name, str):
-        raise InvalidOption(f"name is a text, not {name!r}")
+    if name is not None and not (isinstance(name, str) and len(name) <= MAX_NAME):
+        raise InvalidOption(f"name is a text of at most {MAX_NAME} characters, not {name!r:.100}")
     return {
         "stdin": bool(stdin) and pty is None,
         "pty": None if pty is None else check_size(pty),
         "timeout": options.check_timeout(timeout, None),
         "name": name,
     }
+
+
+def shorten(cmd: str | Sequence[str]) -> str | list[str]:
+    """What `list` tells of a command: its beginning."""
+    if isinstance(cmd, str):
+        return cmd[:SHOWN]
+    room, words = SHOWN, []
+    for word in cmd:
+        words.append(word[:room])
+        room -= len(word) + 1
+        if room <= 0:
+            break
+    return words
 
 
 def check_size(given: object) -> list[int]:
