@@ -222,7 +222,10 @@ def test_a_forwarded_port_carries_a_long_conversation(sandbox):
         for line in sock.makefile("rb"):
             sock.sendall(b"echo " + line)
     """
-    with serve(sandbox, dedent(program)), sandbox.ports.forward(8000) as address:
+    with (  # noqa: SIM117
+        serve(sandbox, dedent(program)),
+        sandbox.ports.forward(8000) as address,
+    ):
         with socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE) as sock:
             lines = sock.makefile("rb")
             seen = []

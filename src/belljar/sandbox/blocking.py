@@ -282,7 +282,7 @@ class Process:
 
     def output(self) -> str:
         """What it has written so far, without waiting: head and tail, if that is more than the
-        output limit of the sandbox."""
+        output limit of the sandbox. It counts as read."""
         return wait(self._process.output)
 
     def wait(self, timeout: float | None = None) -> CommandResult:
