@@ -254,7 +254,7 @@ def test_without_a_server_a_forwarded_connection_ends(sandbox):
     with sandbox.ports.forward(8001) as address:
         with socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE) as sock:
             assert sock.recv(100) == b""
-        with serve(sandbox, ECHO), sandbox.ports.forward(8000) as other:
+        with serve(sandbox, ECHO), sandbox.ports.forward(8000) as other:  # noqa: SIM117
             with socket.create_connection(("127.0.0.1", other.port), timeout=PATIENCE) as sock:
                 sock.sendall(b"x")
                 assert sock.recv(100) == b"x"

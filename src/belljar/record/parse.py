@@ -205,4 +205,6 @@ def load_command(line: Reader) -> CommandResult:
         outcome=_load_outcome(told),
         usage=told.below("usage").make(Usage),
         truncated=told.get("truncated", bool, False),
+        stdout_bytes=None,
+        stderr_bytes=None,
     )
