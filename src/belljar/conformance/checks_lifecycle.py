@@ -332,3 +332,46 @@ def _spend(sandbox: Sandbox) -> float:
     if before is None or after is None:
         raise NotHere("the processor time of the guest cannot be read here")
     return after - before
+
+
+_FORGE = """
+import json, os, socket, struct, time
+header = json.dumps({'status': 'ok', 'lost': True}).encode()
+told = open('/workspace/forged', 'w', 1)
+for fd in range(3, 64):
+    try:
+        wire = socket.socket(fileno=os.dup(fd))
+        wire.setblocking(False)
+        for kind in (66, 65, 68):
+            for request in range(1, 200):
+                wire.send(struct.pack('!BIII', kind, request, len(header), 0) + header)
+                print(request, file=told)
+    except OSError: pass
+time.sleep(1)
+"""
+_VICTIM = """
+import os, time
+while not os.path.exists('/workspace/forged'): time.sleep(0.01)
+time.sleep(0.5)
+{mark!r}
+"""
+
+
+@check(
+    96,
+    what="end the cell of another context by frames on a context's own socket",
+    expected="init takes what a worker says for its own cell alone, and the other goes on",
+)
+def contexts(stage: Stage, look: Look) -> None:
+    sandbox, mark = stage.open(strict=False), os.urandom(8).hex()
+    forger, victim = sandbox.contexts.create(), sandbox.contexts.create()
+    sandbox.run_code(f"kept = {mark!r}", context=victim)
+    forging = threading.Thread(target=lambda: sandbox.run_code(_FORGE, context=forger, timeout=30))
+    forging.start()
+    told = sandbox.run_code(_VICTIM.format(mark=mark), context=victim, timeout=30)
+    forging.join()
+    look.expect(told.value == mark, "the cell of the other context gave its own value", told.value)
+    look.expect(sandbox.run_code("kept", context=victim).value == mark, "it has its variables")
+    look.expect(sandbox.run_code("1").ok, "the sandbox's own interpreter lives")
+    sent = len(sandbox.files.read("/workspace/forged").splitlines())
+    look.control(sent > 0, f"{sent} frames were written to the worker's own socket")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from belljar.conformance.attempts import MIB
@@ -225,6 +228,64 @@ def _devices(net: Path) -> dict[str, list[str]]:
 def _is_up(net: Path, name: str) -> bool:
     six = net / "if_inet6"
     return name in net.joinpath("route").read_text() or (six.exists() and name in six.read_text())
+
+
+_SERVE = """
+import socket
+server = socket.create_server(('127.0.0.1', 4712))
+client, _ = server.accept()
+client.recv(100)
+reached = []
+for port in ports:
+    for name in ('127.0.0.1', '0.0.0.0', client.getpeername()[0]):
+        try:
+            other = socket.create_connection((name, port), 2)
+            other.sendall(b'REACHED'); reached.append((name, port))
+        except OSError: pass
+client.sendall(b'answer'); client.close()
+reached
+"""
+
+
+@check(
+    95,
+    73,
+    what="reach the host, and others who use a forwarded port, from a server behind that port",
+    expected="the server has the connections that were passed on to it, and no way back",
+)
+def forwarded_port(stage: Stage, look: Look) -> None:
+    sandbox, other = stage.start(), stage.open(strict=False)
+    with socket.create_server(("127.0.0.1", 0)) as canary, sandbox.ports.forward(4712) as address:
+        canary.settimeout(0.5)
+        bystander = socket.create_connection(("127.0.0.1", canary.getsockname()[1]))
+        accepted, _ = canary.accept()
+        with bystander, accepted:
+            ports = [address.port, canary.getsockname()[1], bystander.getsockname()[1]]
+            sandbox.put(ports=ports)
+            answers: list[bytes] = []
+
+            def ask() -> None:
+                deadline = time.monotonic() + 30
+                while not any(answers) and time.monotonic() < deadline:
+                    with socket.create_connection(("127.0.0.1", address.port), 30) as client:
+                        client.sendall(b"question")
+                        answers.append(client.recv(100))
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            found = sandbox.run_code(_SERVE, timeout=60)
+            asking.join()
+            look.expect(found.value == [], "the server reached no port of the host", found.value)
+            look.control(b"answer" in answers, "the server had a client, through the port")
+            with look.refused("a connection into another sandbox", ConnectionRefusedError):
+                other.ports.connect(4712)
+            try:
+                canary.accept()
+                look.expect(False, "no connection came to a listener of the host")
+            except TimeoutError:
+                look.expect(True, "no connection came to a listener of the host")
+            with socket.create_connection(("127.0.0.1", canary.getsockname()[1])):
+                look.control(canary.accept(), "a process of the host reaches that listener")
 
 
 _HIDE = """

@@ -131,6 +131,8 @@ ROWS = (
     _row(92, CALLERS, "Rules of an old runtime", "doctor", "filter"),
     _row(93, MACHINE, "A terminal of its own leads to others", "terminals", "filter", "closed"),
     _row(94, TENANTS, "A paused sandbox goes on", "freezer"),
+    _row(95, NETWORK, "A forwarded port leads back", "network"),
+    _row(96, OUTPUT, "A context speaks for another", "protocol", "supervisor"),
 )
 
 
