@@ -27,8 +27,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def sample_init(cls, task_name, config, metadata):
-        # Both streams share Belljar's limit; here each has one of its own.
-        limits = Limits(output=2 * SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE)
+        # Both streams share Belljar's limit; here each has one of its own. A command has a
+        # time-out only if the caller says so.
+        output = 2 * SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        limits = Limits(output=output, timeout=None)
         return {"default": cls(await AsyncSandbox.create(environment="python", limits=limits))}
 
     @classmethod

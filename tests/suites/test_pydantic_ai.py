@@ -14,9 +14,10 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
-from belljar import AsyncSandboxManager, Outcome, SandboxClosed, SandboxMissing
+from belljar import AsyncSandboxManager, Limits, Outcome, SandboxClosed, SandboxMissing
 
 RULES = 38
+NO_TIMEOUT = Limits(timeout=None)  # a command has one only if the caller says so
 
 
 class BelljarWorkspace:
@@ -28,7 +29,7 @@ class BelljarWorkspace:
 
     async def _use(self):
         if self.ref is None:
-            await self._manager.get_or_create(self._name)
+            await self._manager.get_or_create(self._name, limits=NO_TIMEOUT)
             self.ref = WorkspaceRef(provider="belljar", id=self._name)
         try:
             return await self._manager.get(self._name)
