@@ -3,6 +3,7 @@
 #   setup            makes .venv with the project (editable)
 #   setup_tools      and with what tests, checks and benchmarks need
 #   setup_docs       and with what builds the site
+#   setup_beside ... makes .venv/NAME, for packages that cannot be with the tools
 #   uv_install ...   uv pip install, where pip's settings say
 #   say, die         progress on stderr; one sentence and out
 
@@ -100,6 +101,22 @@ setup() {
         stamp >"$VENV/.belljar-docs"
     fi
     exec 9<&-
+}
+
+setup_beside() { # NAME PYTHON REQUIREMENT...; after setup
+    local place=$VENV/$1 wanted
+    wanted=$(echo "$ROOT" && "$2" -V && echo "${@:3}" && cat "$ROOT/pyproject.toml")
+    # One at a time: two settings of the tests may want it at once.
+    exec 7<"$VENV"
+    flock 7
+    if [ "$wanted" != "$(cat "$place/.belljar-setup" 2>/dev/null)" ]; then
+        say "installing what $1 needs into .venv/$1"
+        rm -f "$place/.belljar-setup"
+        "$2" -m venv --clear --without-pip "$place" &&
+            uv_install "$place/bin/python" "${@:3}" || return 1
+        printf '%s' "$wanted" >"$place/.belljar-setup"
+    fi
+    exec 7<&-
 }
 
 setup_tools() { setup tools; }

@@ -43,6 +43,7 @@ from belljar.errors import QuotaExceeded as QuotaExceeded
 from belljar.errors import SandboxClosed as SandboxClosed
 from belljar.errors import SandboxError as SandboxError
 from belljar.errors import SandboxMissing as SandboxMissing
+from belljar.errors import SandboxPaused as SandboxPaused
 from belljar.errors import StartError as StartError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from belljar.environment.environment import Environment as Environment
     from belljar.files.api import FileInfo as FileInfo
     from belljar.files.transfer import Transfer as Transfer
+    from belljar.files.watch import FileEvent as FileEvent
     from belljar.functions.registry import HostFunction as HostFunction
     from belljar.limits import Limits as Limits
     from belljar.policy import Policy as Policy
@@ -76,6 +78,9 @@ if TYPE_CHECKING:
     from belljar.results.execution import Usage as Usage
     from belljar.sandbox.blocking import Sandbox as Sandbox
     from belljar.sandbox.blocking import run as run
+    from belljar.sandbox.event_stream import EndEvent as EndEvent
+    from belljar.sandbox.event_stream import OutputEvent as OutputEvent
+    from belljar.sandbox.event_stream import ResultEvent as ResultEvent
     from belljar.sandbox.guest_session import Checkpoint as Checkpoint
     from belljar.sandbox.replay import Replay as Replay
     from belljar.sandbox.replay import replay as replay
@@ -116,10 +121,12 @@ _HOME = {
     "belljar.pool.pool": ("AsyncPool",),
     "belljar.pool.snippet": ("Snippet",),
     "belljar.pool.stats": ("ManagerStats", "PoolStats"),
+    "belljar.sandbox.event_stream": ("EndEvent", "OutputEvent", "ResultEvent"),
     "belljar.sandbox.replay": ("Replay", "replay"),
     "belljar.sandbox.sandbox": ("AsyncSandbox",),
     "belljar.sandbox.shell": ("AsyncShell", "Shell"),
     "belljar.files.transfer": ("Transfer",),
+    "belljar.files.watch": ("FileEvent",),
 }
 _MODULES = ("config", "events", "functions", "observe", "policy")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

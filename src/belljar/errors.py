@@ -12,6 +12,7 @@ it becomes an exception only on request, by `Execution.raise_for_outcome()`.
     ├── SandboxClosed               used after close(), kill() or the end of its lifetime
     │   ├── ManagerClosed           a manager that is closed makes no more sandboxes
     │   └── PoolClosed              a pool that is closed gives no more guests
+    ├── SandboxPaused               used between pause() and resume()
     ├── ManagerFull                 a manager has no place for another sandbox
     │   └── QuotaExceeded           this owner has as many as one may have
     ├── PoolFull                    no guest of a pool was free in time (a TimeoutError)
@@ -102,6 +103,10 @@ class ManagerClosed(SandboxClosed):
 
 class PoolClosed(SandboxClosed):
     """The pool is closed, or being closed, and gives no more guests."""
+
+
+class SandboxPaused(SandboxError):
+    """The sandbox is paused, and does nothing before resume()."""
 
 
 class ManagerFull(SandboxError):
@@ -241,6 +246,22 @@ def suggests(cls: type[T]) -> type[T]:
         raise attribute_error(f"{type(self).__name__!r} object", name, dir(self), self)
 
     cls.__getattr__ = missing  # type: ignore[attr-defined]
+    return cls
+
+
+def stays_one(cls: type[T]) -> type[T]:
+    """Decorate a class whose objects stand for something that lives: a copy of one is the object
+    itself (frameworks copy the tools that hold it), and pickling one is an error."""
+
+    def refuse(self: object) -> NoReturn:
+        raise CannotTravel(
+            f"a {type(self).__name__} cannot be pickled: it belongs to this process",
+            hint="make one in the other process; copy() and deepcopy() give the object itself",
+        )
+
+    cls.__copy__ = lambda self: self  # type: ignore[attr-defined]
+    cls.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    cls.__reduce__ = refuse  # type: ignore[method-assign]
     return cls
 
 

@@ -142,7 +142,8 @@ class Limits:
     """How much of the machine one sandbox may use.
 
     Sizes are given in bytes or as text, and read in bytes. What the caller passed is remembered in
-    `explicit`: a limit that was asked for and cannot be enforced on this host gets a warning.
+    `explicit`: a limit that was asked for and cannot be enforced on this host gets a warning,
+    unless it is above the default (`raised`).
 
     >>> limits = Limits(memory="1g", timeout=5)
     >>> limits.memory, sorted(limits.explicit)
@@ -155,7 +156,7 @@ class Limits:
     processes: int = _limit("count", 64, 2, 32768, "tasks", "processes and threads alive at once")
     open_files: int = _limit("count", 256, 32, 1048576, "files", "open files of one process")
     workspace: int = _limit("size", "256m", "64k", "1t", "bytes", "what fits into /workspace")
-    tmp: int = _limit("size", "100m", "64k", "1t", "bytes", "what fits into /tmp")
+    tmp: int = _limit("size", "100m", "64k", "1t", "bytes", "what fits into /tmp and the home")
     output: int = _limit("size", "1m", "1k", "1g", "bytes", "output of one run that is kept")
     timeout: float | None = _limit("number", 30.0, 0.01, _DAY, "seconds", "wall time of one run")
     host_time: float | None = _limit(
@@ -226,6 +227,21 @@ class Limits:
         return Limits(**{**kept, **changes})
 
     __replace__ = replace  # copy.replace() of Python 3.13
+
+    @property
+    def raised(self) -> frozenset[str]:
+        """Those that allow more than their default.
+
+        >>> sorted(Limits(memory="2g", processes=8).raised)
+        ['memory']
+        """
+        return frozenset(
+            name
+            for name, rule in RULES.items()
+            if (value := getattr(self, name)) != rule.default
+            and rule.default is not None
+            and (value is None or value > rule.default)
+        )
 
     def to_dict(self) -> dict[str, int | float | None]:
         """Give the limits as plain data, sizes in bytes, times in seconds."""

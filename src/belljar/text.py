@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 # C0 without tab and newline, DEL, C1; line separators; bidirectional overrides, which reorder what
@@ -28,6 +29,55 @@ def _escape(match: re.Match[str]) -> str:
 def one_line(text: str, width: int = 60) -> str:
     line = printable(text[:width]).replace("\n", "\\n").replace("\t", "\\t")
     return line if len(text) <= width else f"{line}…"
+
+
+_CONTROL_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
+)
+
+
+def show_as_terminal(text: str) -> str:
+    r"""The text as a terminal would show it at the end: without colours, and of a line that was
+    written again and again, such as a progress bar, only the last version.
+
+    >>> show_as_terminal("\x1b[32mgreen\x1b[0m\n10%\r50%\r100%\n")
+    'green\n100%'
+    """
+    lines = _CONTROL_SEQUENCE.sub("", text).replace("\r\n", "\n").rstrip("\n").split("\n")
+    return printable("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+
+
+LEFT_OUT = "\n[… {:,} characters left out …]\n"
+_LEFT_OUT_SIZE = 60  # characters that it takes at most
+
+
+def fit_texts(texts: Iterable[str], limit: int | None) -> str:
+    """Join texts, each on its own lines. If they are longer than `limit` characters, the longest
+    ones lose their middle.
+
+    >>> print(fit_texts(["x" * 500, "an error"], 120))
+    xxxxxxxxxxxxxxxxxxxxxxxxx
+    [… 450 characters left out …]
+    xxxxxxxxxxxxxxxxxxxxxxxxx
+    an error
+    """
+    kept = [text for text in texts if text]
+    if limit is None or sum(map(len, kept)) + len(kept) <= limit:
+        return "\n".join(kept)
+    room, most = limit - len(kept), limit
+    for count, size in zip(range(len(kept), 0, -1), sorted(map(len, kept)), strict=True):
+        most = room // count  # if the shorter ones are whole, each of the others has so much
+        if size > most:
+            break
+        room -= size
+    return "\n".join(_cut_middle(text, most) for text in kept)[:limit]
+
+
+def _cut_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    side = max((most - _LEFT_OUT_SIZE) // 2, 0)
+    return text[:side] + LEFT_OUT.format(len(text) - 2 * side) + text[len(text) - side :]
 
 
 def encodable(text: str) -> str:
@@ -93,8 +143,8 @@ MAX_ITEMS = 100_000  # of an array; JSON is the wrong format for more
 def as_json(value: object) -> object:
     """The value in JSON's types, or None if JSON cannot hold it.
 
-    A tuple becomes a list; dates, Decimals and UUIDs become text; numpy scalars become numbers and
-    small arrays lists. A table becomes None: its data are in the result.
+    A tuple, set or range becomes a list; dates, Decimals, UUIDs and paths become text; numpy
+    scalars become numbers and small arrays lists. A table becomes None: its data are in the result.
     """
     try:
         carried: object = json.loads(json.dumps(value, allow_nan=False, default=_convert_value))
@@ -107,12 +157,17 @@ def _convert_value(value: Any) -> object:
     # Imported here: almost everything imports this module, and few values need these.
     from datetime import date, datetime, time, timedelta
     from decimal import Decimal
+    from pathlib import PurePath
     from uuid import UUID
 
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, timedelta | Decimal | UUID):
+    if isinstance(value, timedelta | Decimal | UUID | PurePath):
         return str(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    if isinstance(value, range) and not value[MAX_ITEMS:]:
+        return list(value)
     # By the name of its module, so that numpy is not imported here.
     if type(value).__module__ == "numpy" and getattr(value, "size", MAX_ITEMS) < MAX_ITEMS:
         # tolist() alone gives times in nanoseconds as bare numbers.

@@ -192,8 +192,8 @@ def test_podman_is_told_of_masks_in_its_own_way_and_of_no_more_tmpfs_than_it_kno
     _, host = made(PODMAN)
     option = next(each for each in host["SecurityOpt"] if each.startswith("mask="))
     assert option.removeprefix("mask=").split(":") == host["MaskedPaths"]
-    for path in ("/run", "/var/tmp"):
-        assert "ro" in options_of(host["Tmpfs"][path])
+    assert "ro" in options_of(host["Tmpfs"]["/run"])
+    assert options_of(host["Tmpfs"]["/var/tmp"])["size"] == str(Limits().tmp)
     for options in host["Tmpfs"].values():
         assert not {"uid", "gid", "nr_inodes"} & options_of(options).keys()
 
@@ -415,9 +415,10 @@ def test_volumes_are_sealed_where_the_engine_mounts_them_however_an_image_writes
     volumes = ["/s/../x", "//y", "z/", "/./a/b/..", "/workspace/", "/tmp/../tmp", "//dev/shm"]
     _, host = made(volumes=volumes)
     assert set(host["ReadonlyPaths"]) - {"/proc/bus", "/proc/driver"} == {"/x", "/y", "/z", "/a"}
-    assert set(host["Tmpfs"]) == {"/workspace", "/tmp", "/dev/shm"}
+    own = {"/workspace", "/tmp", "/dev/shm", "/home/user", "/var/tmp"}
+    assert set(host["Tmpfs"]) == own
     _, host = made(docker=Docker(runtime="runsc"), volumes=volumes)
-    assert set(host["Tmpfs"]) == {"/workspace", "/tmp", "/dev/shm", "/x", "/y", "/z", "/a"}
+    assert set(host["Tmpfs"]) == own | {"/x", "/y", "/z", "/a"}
     assert all("ro" in options_of(host["Tmpfs"][each]) for each in ("/x", "/y", "/z", "/a"))
 
 

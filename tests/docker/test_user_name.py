@@ -22,7 +22,7 @@ def directory(tmp_path, monkeypatch):
 def test_the_file_names_the_user_and_goes_with_the_start(directory):
     with profile.passwd_file(2_000_000_001) as path:
         lines = Path(path).read_text().splitlines()
-        assert lines[1].split(":")[:4] == ["sandbox", "x", "2000000001", "2000000001"]
+        assert lines[1].split(":")[:4] == ["user", "x", "2000000001", "2000000001"]
         assert os.stat(path).st_mode & 0o777 == 0o644
         assert profile.passwd_mount(path)["ReadOnly"] is True
         profile.remove_stale_passwd_files()  # another start, meanwhile

@@ -95,6 +95,93 @@ def test_a_description_says_what_a_file_is(sandbox):
     assert sandbox.files.stat("l").type == "symlink"
 
 
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_a_link_says_where_it_leads_and_can_be_followed(sandbox):
+    sandbox.run_code(
+        "import os\nos.makedirs('d/e'); open('d/f', 'w').write('123')\n"
+        "os.symlink('d/f', 'file'); os.symlink('d', 'dir'); os.symlink('nowhere', 'dangling')\n"
+        "os.symlink('/dev/null', 'device'); os.symlink('self', 'self')"
+    )
+    found = {entry.name: entry for entry in sandbox.files.list()}
+    said = {name: (each.target, each.target_type) for name, each in found.items()}
+    assert said == {
+        "d": (None, None),
+        "file": ("d/f", "file"),
+        "dir": ("d", "dir"),
+        "dangling": ("nowhere", None),
+        "device": ("/dev/null", "other"),
+        "self": ("self", None),
+    }
+    assert [name for name, each in found.items() if each.is_dir] == ["d", "dir"]
+    assert [name for name, each in found.items() if each.is_file] == ["file"]
+    uid, gid = sandbox.run_code("os.getuid(), os.getgid()").value
+    assert {(each.uid, each.gid) for each in found.values()} == {(uid, gid)}
+    followed = sandbox.files.stat("file", follow=True)
+    assert (followed.path, followed.type, followed.size) == ("/workspace/file", "file", 3)
+    assert followed.target is None
+    assert sandbox.files.stat("dir/f", follow=True).type == "file"
+    for path, number in (("dangling", errno.ENOENT), ("self", errno.ELOOP)):
+        with pytest.raises(FileError) as caught:
+            sandbox.files.stat(path, follow=True)
+        assert caught.value.errno == number
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_realpath_is_the_path_without_links(sandbox):
+    sandbox.run_code(
+        "import os\nos.makedirs('d/e'); open('d/f', 'w').close()\n"
+        "os.symlink('d', 'l'); os.symlink('/workspace/l/f', 'm'); os.symlink('n', 'n')\n"
+        "open('odd (deleted)', 'w').close()"
+    )
+    real = sandbox.files.realpath
+    assert real(".") == "/workspace"
+    assert real("m") == real("l/e/../f") == "/workspace/d/f"
+    assert real("odd (deleted)") == "/workspace/odd (deleted)"
+    with pytest.raises(FileError) as caught:
+        real("n")
+    assert caught.value.errno == errno.ELOOP
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_realpath_of_what_may_be_missing_follows_links_as_the_kernel_does(sandbox):
+    sandbox.run_code(
+        "import os\nos.makedirs('d/e'); open('d/f', 'w').close()\n"
+        "for i in range(42): os.symlink(f'c{i - 1}' if i else 'd', f'c{i}')\n"
+        "os.symlink('d/e', 'l'); os.symlink('../gone', 'd/up'); os.symlink('/tmp/.', 'abs')\n"
+        "os.symlink('n/x', 'n')"
+    )
+
+    def real(path):
+        return sandbox.files.realpath(path, strict=False)
+
+    assert real(".") == "/workspace"
+    assert real("/") == real("/..") == "/"
+    assert real("missing/x") == "/workspace/missing/x"
+    assert real("l/../f") == "/workspace/d/f"
+    assert real("l/missing/../../g") == "/workspace/d/g"
+    assert real("d/up/x") == "/workspace/gone/x"
+    assert real("d/up/..") == "/workspace"
+    assert real("abs/x") == "/tmp/x"
+    assert real("d/f/x") == "/workspace/d/f/x"
+    assert real("c39/x") == "/workspace/d/x"
+    for path, number in (
+        ("n/q", errno.ELOOP),
+        ("c40", errno.ELOOP),
+        ("x" * 256, errno.ENAMETOOLONG),
+    ):
+        with pytest.raises(FileError) as caught:
+            real(path)
+        assert caught.value.errno == number
+
+
+def test_long_targets_of_many_links_are_listed(sandbox):
+    made = sandbox.run_code(
+        "import os\nfor i in range(500): os.symlink(b'\\xff' * 4000 + b'%d' % i, str(i))"
+    )
+    assert made.ok
+    assert {len(entry.target) for entry in sandbox.files.list()} == {4001, 4002, 4003}
+
+
 def test_a_listing_is_sorted_and_whole(sandbox):
     sandbox.run_code("for i in range(1234): open(f'{i:04}', 'w').close()")
     assert [entry.name for entry in sandbox.files.list()] == [f"{i:04}" for i in range(1234)]
@@ -152,6 +239,14 @@ def test_errors_of_files_are_ours_and_the_builtin_ones(sandbox):
         (lambda: sandbox.files.write("d", "x"), IsADirectoryError, errno.EISDIR),
         (lambda: sandbox.files.read("f/x"), NotADirectoryError, errno.ENOTDIR),
         (lambda: sandbox.files.list("f"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.write("f/x", "x"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.write("f/x/y", "x"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.upload(__file__, "f/x"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.realpath("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.realpath("f/x"), NotADirectoryError, errno.ENOTDIR),
+        (lambda: sandbox.files.stat("missing", follow=True), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.watch("missing"), FileNotFoundError, errno.ENOENT),
+        (lambda: sandbox.files.watch("f"), NotADirectoryError, errno.ENOTDIR),
         (lambda: sandbox.files.make_dir("f"), FileExistsError, errno.EEXIST),
         (lambda: sandbox.files.write("/etc/passwd", "x"), OSError, None),
         (lambda: sandbox.files.write("/new", "x"), OSError, None),
@@ -684,7 +779,7 @@ class Liar:
         self.asked = 0
 
     @contextlib.asynccontextmanager
-    async def using(self):
+    async def using(self, *, watching=False):
         yield self, self
 
     def find_mapped(self):
@@ -710,7 +805,7 @@ def told(operation, answer):
     return anyio.run(main), liar.asked
 
 
-ENTRY = {"name": "a", "type": "file", "size": 1, "mode": 1, "mtime": 1.0}
+ENTRY = {"name": "a", "type": "file", "size": 1, "mode": 1, "mtime": 1.0, "uid": 1, "gid": 1}
 
 
 @pytest.mark.parametrize(
@@ -731,6 +826,31 @@ ENTRY = {"name": "a", "type": "file", "size": 1, "mode": 1, "mtime": 1.0}
 def test_a_listing_that_is_none_is_refused(page):
     data = json.dumps(page).encode()
     made, _ = told(lambda files: files.list("."), lambda *_: ({"result": {"total": 1}}, data))
+    assert isinstance(made, ProtocolError)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "symlink"},
+        {"type": "symlink", "target": 3},
+        {"type": "symlink", "target": "a", "target_type": "link"},
+        {"target": "a"},
+        {"target_type": "dir"},
+        {"uid": -1},
+        {"gid": None},
+    ],
+    ids=str,
+)
+def test_a_description_that_makes_no_sense_is_refused(wrong):
+    made, _ = told(lambda files: files.stat("a"), lambda *_: ({"result": ENTRY | wrong}, b""))
+    assert isinstance(made, ProtocolError)
+
+
+@pytest.mark.parametrize("path", [None, 7, "", "relative", "/a\0b"])
+def test_a_real_path_that_is_none_is_refused(path):
+    answer = {"result": {"path": path}}
+    made, _ = told(lambda files: files.realpath("a"), lambda *_: (answer, b""))
     assert isinstance(made, ProtocolError)
 
 

@@ -214,9 +214,12 @@ def test_the_environment_is_the_allow_list_and_what_the_caller_gave(busy):
 # --- mounts --------------------------------------------------------------------------------------
 
 
+PLACES = ("/workspace", "/tmp", "/dev/shm", "/home/user", "/var/tmp")
+
+
 def golden_mounts(sandbox):
     """Mount point -> type, writable. Below /usr and /opt what is bound depends on the host."""
-    writable = {"/workspace": "tmpfs", "/tmp": "tmpfs", "/dev/shm": "tmpfs", "/proc": "proc"}
+    writable = dict.fromkeys(PLACES, "tmpfs") | {"/proc": "proc"}
     devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
     return writable, devices
 
@@ -231,13 +234,13 @@ def top_mounts(sandbox):
 
 def assert_sized(sandbox):
     sizes = {place: data for place, _, kind, data in mounts(init_of(sandbox)) if kind == "tmpfs"}
-    for place in ("/workspace", "/tmp", "/dev/shm"):
+    for place in PLACES:
         assert re.search(r"size=\d+k", sizes[place])
         assert re.search(r"nr_inodes=\d+", sizes[place])
 
 
 @pytest.mark.native_only("the mounts of a container are its engine's: see the next")
-def test_nothing_is_writable_but_three_sized_places(busy):
+def test_nothing_is_writable_but_five_sized_places(busy):
     writable, devices = golden_mounts(busy)
     top = top_mounts(busy)
     for place, (options, kind) in top.items():
@@ -252,6 +255,7 @@ def test_nothing_is_writable_but_three_sized_places(busy):
         else:
             assert {"ro", "nosuid"} <= options, (place, options)
             known = r"/$|/(usr|bin|sbin|lib|lib32|lib64|opt)(/|$)|/proc/[\w.-]+$"
+            known += r"|/proc/sys/kernel/random/boot_id$"
             assert re.match(known, place), f"an unknown mount: {place}"
     assert set(writable) <= set(top)
     assert devices <= set(top)
@@ -261,7 +265,7 @@ def test_nothing_is_writable_but_three_sized_places(busy):
 
 
 @pytest.mark.docker
-def test_nothing_of_a_container_is_writable_but_three_sized_places(busy):
+def test_nothing_of_a_container_is_writable_but_five_sized_places(busy):
     writable, _ = golden_mounts(busy)
     top = top_mounts(busy)
     for place, (options, kind) in top.items():
@@ -291,7 +295,9 @@ def test_the_root_holds_nothing_of_the_hosts_but_programs_and_libraries(busy):
     allowed = {"bin", "sbin", "lib", "lib32", "lib64", "usr", "opt", "etc", "dev", "proc", "tmp"}
     allowed |= {"workspace", "run", "home", "root", "var"}
     assert set(os.listdir(root)) <= allowed
-    for empty in ("home", "root", "var/tmp", "usr/local/bin"):
+    assert os.listdir(f"{root}/home") == ["user"]
+    assert os.listdir(f"{root}/var") == ["tmp"]
+    for empty in ("home/user", "root", "var/tmp", "usr/local/bin"):
         if not os.path.islink(f"{root}/{empty}"):
             assert os.listdir(f"{root}/{empty}") == [], empty
     etc = set(os.listdir(f"{root}/etc"))

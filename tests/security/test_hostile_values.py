@@ -2,7 +2,9 @@
 other guests do not notice."""
 
 import asyncio
+import json
 import os
+import sys
 import time
 from textwrap import dedent
 
@@ -13,7 +15,7 @@ import control_groups
 import fuzz_frames
 from belljar import AsyncSandbox, Outcome
 from belljar.errors import ProtocolError
-from belljar.protocol import buffers, values, wire
+from belljar.protocol import buffers, parcel, values, wire
 from belljar.sandbox import calls
 from outside import guest_of
 from project import ESCAPES, REGRESSIONS
@@ -326,3 +328,68 @@ def test_two_calls_of_one_number_cannot_be():
 )
 def test_a_call_of_what_is_no_name_or_has_no_number_is_refused(call):
     asyncio.run(refuse_the_last(call))
+
+
+# --- values that are built here ----------------------------------------------------------------
+
+PRIME = (1 << 61) - 1  # hashes of numbers are their rest
+
+
+def forged_value(skeleton, *pixels):
+    """A parcel as hostile code would write it, without our own encoder."""
+    text = skeleton if isinstance(skeleton, bytes) else json.dumps(skeleton).encode()
+    return parcel.Encoded(text, [memoryview(each) for each in pixels]).join()
+
+
+BUILT = {
+    "colliding keys": forged_value({"set": [{"int": hex(PRIME * n)} for n in range(1, 8000)]}),
+    "colliding keys of a dict": forged_value(
+        {"map": [[{"tuple": [{"int": hex(PRIME * n)}]} for n in range(1, 4000)], [0] * 3999]}
+    ),
+    "unhashable keys": forged_value({"map": [[[1]], [2]]}),
+    "a key twice": forged_value({"map": [[1, 1.0], [2, 3]]}),
+    "a set of itself": forged_value(b'{"frozenset":' * 400 + b"[]" + b"}" * 400),
+    "a class of the host": forged_value(
+        {"object": ["dataclass", "subprocess:Popen", None, {"dict": {"args": "id"}}]}
+    ),
+    "a module to import": forged_value({"object": ["enum", "antigravity:Box", "x", 1]}),
+    "objects in objects": forged_value(
+        b'{"object":["member","a:b",null,' * 400 + b"1" + b"]}" * 400
+    ),
+    "an image of no pixels": forged_value(
+        {"image": {"mode": "RGB", "size": [99_999, 99_999], "pixels": 0}}, bytes(100)
+    ),
+    "an endless range": forged_value({"range": [0, {"int": hex(10**1000)}, 1]}),
+    "notes": forged_value([{"noted": [f"\x1b[3{n}m", n]} for n in range(1000)]),
+}
+
+
+@pytest.mark.parametrize("what", BUILT)
+def test_a_value_that_is_built_here_harms_nobody(backend, what):
+    """As the value of a cell, and as an argument; the host imports nothing for it."""
+    code = f"""
+    parcel = {BUILT[what]!r}
+    control.sendall(forge(CALL, 1, {{"function": "f"}}, parcel))
+    control.sendall(forge(DONE, request, {{"status": "ok"}}, parcel))
+    import time; time.sleep(0.1)
+    """
+    outcome, slowest = asyncio.run(attack(code))
+    assert outcome in (Outcome.ok, Outcome.killed)
+    assert slowest < STALL
+    assert "antigravity" not in sys.modules
+
+
+def test_what_a_guest_notes_is_short_and_printable(sandbox):
+    sandbox.files.write("hostile.py", HOSTILE.read_text())
+    notes = ["\x1b[31m" + "x" * 240] * 10
+    code = f"""
+    control.sendall(forge(DONE, request, {{"status": "ok", "notes": {notes!r}}}))
+    """
+    execution = sandbox.run_code(PRELUDE + dedent(code))
+    assert len(execution.notes) <= 11
+    assert "\x1b" not in str(execution)
+    for wrong in (["x"] * 11, ["x" * 251], [5], "x"):
+        code = f"control.sendall(forge(DONE, request, {{'status': 'ok', 'notes': {wrong!r}}}))\n"
+        execution = sandbox.run_code(PRELUDE + code + "import time; time.sleep(9)")
+        assert execution.outcome is Outcome.killed
+        assert sandbox.run_code("1").ok

@@ -70,7 +70,7 @@ class Connected:
         self._channel = channel
 
     @contextlib.asynccontextmanager
-    async def using(self):
+    async def using(self, *, watching=False):
         yield self._channel, self
 
     def note_use(self):
@@ -166,6 +166,16 @@ async def _exists(files, field):
     await files.remove("c")
 
 
+async def _export(files, field):
+    async for _ in await files.export_tar("a", max_size=MOST):
+        continue
+
+
+async def _watch(files, field):
+    await files.realpath("a")
+    await files.watch("a", recursive=True)
+
+
 WORK = {
     "read": lambda files, field: files.read("a"),
     "bytes": lambda files, field: files.read("a", format="bytes"),
@@ -177,6 +187,8 @@ WORK = {
     "into": lambda files, field: files.download("a", field.inner, max_size=MOST),
     "tree": lambda files, field: files.download("a", f"{field.inner}/a", max_size=MOST),
     "over": lambda files, field: files.download("a", field.inner, max_size=MOST),
+    "export": _export,
+    "watch": _watch,
     "workspace": _workspace,
     "forks": _forks,
     "command": _command,

@@ -20,7 +20,7 @@ from unittest import mock
 
 import fuzz_frames
 import fuzzing
-from belljar.guest import commands, file_requests, init, processes, worker_process
+from belljar.guest import cells, commands, file_requests, init, processes, worker_process
 from belljar.protocol import wire
 
 _STEP = struct.Struct("=BBI")
@@ -64,11 +64,11 @@ class Worker(worker_process.WorkerProcess):
 
 
 class Tame(init.Init):
-    def _reap(self):
-        if self._worker.killed:
-            self._on_worker_gone(signal.SIGKILL)
-        if not self._worker.pid:
-            self.start_worker()
+    def reap(self):
+        if self.default.worker.killed:
+            self.default.on_worker_gone(signal.SIGKILL)
+        if not self.default.worker.pid:
+            self.default.start_worker()
 
 
 def _refuse(*args):
@@ -92,11 +92,12 @@ def harmless():
             (processes, "start", _program),
             (processes.Process, "signal", lambda process, number: None),
             (commands, "descendants", lambda pid: []),
-            (commands, "kill_leftovers", lambda init: None),
-            (commands, "kill_since", lambda init, began, worker: None),
+            (commands, "kill_leftovers", lambda init, others: None),
+            (commands, "kill_since", lambda init, began, worker, others: None),
             (commands, "threads_since", lambda worker, began: False),
             (file_requests, "serve", lambda init, frame: frame.header["op"]),
             (init.Branches, "_new_worker", _worker),
+            (cells, "WorkerProcess", Worker),
         ):
             stack.enter_context(mock.patch.object(module, name, instead))
         yield
@@ -116,7 +117,7 @@ def _program(init, asked):
 
 
 def _worker(branches):
-    return Worker(branches._init, branches._setup, branches._init.on_worker_frame)
+    return Worker(branches._init, branches._setup, branches._init.default.on_frame)
 
 
 class Play:
@@ -132,7 +133,7 @@ class Play:
         self.nonce = b""
         self.told = wire.Reader(wire.FROM_INIT)
         self.credit = {}  # of streams, by request
-        self.init._worker.start()
+        self.init.default.worker.start()
 
     def act(self, who, data):
         """The program that was started last: it writes, reads and exits."""
@@ -161,7 +162,7 @@ class Play:
                 self.credit[frame.request] = self.credit.get(frame.request, 0) + more
 
     def step(self, who, fds, data):
-        worker = self.init._worker
+        worker = self.init.default.worker
         if who in (PROGRAM, EXIT):
             self.act(who, data)
             return
@@ -197,9 +198,9 @@ class Play:
     def turn(self):
         for _ in range(3):
             self.init.selector.wait(0)
-            self.init._reap()
+            self.init.reap()
             if self.init._quiet:
-                self.init._end_quiet()
+                self.init.end_quiet()
             self.init._flush()
             self._listen()
 
@@ -212,7 +213,7 @@ class Play:
                         self.credit[frame.request] -= len(frame.payload) + wire.STREAM_COST
                         if self.credit[frame.request] < 0:
                             raise Wrong("more than its credit was sent")
-        worker = self.init._worker
+        worker = self.init.default.worker
         if worker.theirs is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -229,17 +230,17 @@ class Play:
 
     def close(self):
         inner = self.init
-        output = inner._cell.output if inner._cell else None
-        for reader in [*inner._stale, *([output] if output else ())]:
+        output = inner.default.cell.output if inner.default.cell else None
+        for reader in [*inner.default._stale, *([output] if output else ())]:
             reader.close()
         for program in inner.processes.values():
             program.finish({})
         for fd in getattr(inner, "ends", ()):
             os.close(fd)
-        if inner._cell is not None:
-            for fd in inner._cell.shared:
+        if inner.default.cell is not None:
+            for fd in inner.default.cell.shared:
                 os.close(fd)
-        inner._worker.close()
+        inner.default.worker.close()
         inner._inbox.clear()
         inner._out.clear()
         self.host.close()

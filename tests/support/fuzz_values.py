@@ -4,9 +4,15 @@ Whatever comes, decoding gives a value or CannotTravel, in a few seconds and a b
 memory, without a warning; and a value that came out can be shown and sent on.
 """
 
+import collections
+import dataclasses
+import enum
+import http
 import json
 import struct
 import warnings
+
+from PIL import Image
 
 import fuzzing
 import specimens
@@ -20,9 +26,33 @@ SPECIAL_TEXTS = [
     *("", "\0", "a", "O", "|O", "<O8", "object", "<U1", "|b1", "<f8", "<M8[ns]", "<M8[D]", "|V0"),
     *("string", "large_string", "null", "NA", "NaT", "nan", "python", "pyarrow", "zone", "offset"),
     *("UTC", "Europe/Berlin", "../x", "D", "M", "ME", "B", "h", "-1D", "999999999D", "ns", "C"),
+    *("Path", "PurePosixPath", "enum", "member", "dataclass", "a:Point", "a:Shade", "DARK", "RGB"),
     *("QE-DEC", "W-SUN", "bh", "both", "left", "00", "0x1", "2020-01-01", "\ud800", "é"),
 ]
 SPECIAL_OTHERS = ["null", "true", "false", "[]", "{}", "[[]]", "NaN", "Infinity"]
+
+
+class Shade(enum.Enum):
+    DARK = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: object
+    shade: object = Shade.DARK
+
+
+Pair = collections.namedtuple("Pair", "left right")
+CLASSES = {kind.__name__: kind for kind in (Shade, Point, Pair)}
+OBJECTS = [
+    [Shade.DARK, Point(1), Pair(Point([2]), {3}), http.HTTPStatus.OK],
+    {Shade.DARK: 1, Point(1): Pair(1, 2), "x": {4: object()}},
+    [Image.new("RGB", (3, 2), "red"), Image.new("P", (9, 1)), Image.new("1", (9, 2))],
+]
+
+
+def find_class(name):
+    return CLASSES.get(name.rpartition(":")[2])
 
 
 class Warned(Exception):
@@ -33,7 +63,7 @@ def attempt(data):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            value = values.decode(bytearray(data))
+            value = values.decode(bytearray(data), reception=values.Reception(find_class, True))
         except values.CannotTravel:
             value = None
     if said:
@@ -55,7 +85,7 @@ def _use(value):
         except values.CannotTravel:
             return
         try:
-            values.decode(again)
+            values.decode(again, reception=values.Reception(find_class, True))
         except values.CannotTravel as error:
             raise AssertionError(f"came in, but not back: {error}") from None
 
@@ -82,11 +112,11 @@ def put_together(skeleton, buffers):
 
 def seeds():
     found = []
-    for value in specimens.everything().values():
-        text, buffers = take_apart(values.encode(value).join())
+    for value in [*specimens.everything().values(), *OBJECTS]:
+        text, buffers = take_apart(values.encode(value, describe=lambda *_: "text").join())
         found.append((json.loads(text), buffers))
         for part in value if isinstance(value, list) else ():
-            text, buffers = take_apart(values.encode(part).join())
+            text, buffers = take_apart(values.encode(part, describe=lambda *_: "text").join())
             found.append((json.loads(text), buffers))
     return found
 

@@ -26,7 +26,7 @@ while [ $# -gt 3 ]; do
     sleep 0.02
     set -- /proc/[0-9]*
 done
-for top in /workspace /tmp /dev/shm; do
+for top in /workspace /tmp /dev/shm /home/user /var/tmp; do
     chmod -R u+rwX $top 2>/dev/null
     find $top -mindepth 1 -delete || exit 1
 done

@@ -5,6 +5,7 @@ import decimal
 import functools
 import uuid
 import zoneinfo
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,21 @@ def plain():
             dt.time(1, 2, 3, 4, tzinfo=dt.UTC),
             dt.timedelta(days=-1, microseconds=5),
         ],
+        "keyed": {1: "a", (2, 3): [4], None: {5}, frozenset(): 2.5, "t": range(9)},
+        "many keys": {n: n * 1.5 for n in range(70)},
+        "ranges": [range(5), range(10, -(2**70), -3)],
+        "paths": [Path("/a/b"), PurePosixPath("\udcff"), PureWindowsPath("C:/x")],
         "exact": [decimal.Decimal("1.50"), decimal.Decimal("sNaN"), uuid.UUID(int=5)],
+    }
+
+
+def sets():
+    """They may be in another order when they come back."""
+    return {
+        "numbers": set(range(70)),
+        "texts": frozenset(f"w{i}" for i in range(70)),
+        "mixed": {1, 2.5, "a", None, b"x", (1, "a"), frozenset((1, 2)), dt.date(2024, 1, 1)},
+        "as keys": {frozenset(("a", "b")): {"c", "d"}},
     }
 
 
@@ -306,7 +321,14 @@ def polars():
     }
 
 
-KINDS = {"plain": plain, "numpy": numpy, "pandas": pandas, "arrow": arrow, "polars": polars}
+KINDS = {
+    "plain": plain,
+    "sets": sets,
+    "numpy": numpy,
+    "pandas": pandas,
+    "arrow": arrow,
+    "polars": polars,
+}
 
 
 @functools.cache

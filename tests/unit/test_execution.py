@@ -193,7 +193,8 @@ def test_an_execution_survives_json_with_everything_in_it():
     assert data.keys() == run.__dataclass_fields__.keys()
     assert data["value"] == {"a": [1, 2]}
     assert data["results"][0]["raw"] == {"image/png": "iVBORw=="}
-    assert data["logs"] == {"stdout": ["out ", "\udc80"], "stderr": [], "background": ["late"]}
+    logs = {"stdout": ["out ", "\udc80"], "stderr": [], "background": ["late"], "order": []}
+    assert data["logs"] == logs
     assert data["error"]["name"] == "ZeroDivisionError"
 
 
@@ -206,7 +207,7 @@ def nested(depth):
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), [float("inf")], b"bytes", {1, 2}, object(), 10**5000, {(1,): 2}, nested(10**5)],
+    [float("nan"), [float("inf")], b"bytes", {b"x"}, object(), 10**5000, {(1,): 2}, nested(10**5)],
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_that_json_cannot_carry_is_null_and_nothing_fails(value):
@@ -448,3 +449,109 @@ def test_an_isolation_is_a_table_in_a_notebook_and_lines_in_print():
         "absent       landlock: no <b>\n"
         "best-effort  memory: RLIMIT_AS (remedy: a cgroup & root)"
     )
+
+
+# --- for models -----------------------------------------------------------------------------------
+
+
+def test_output_is_merged_in_the_order_in_which_it_arrived():
+    logs = Logs(
+        stdout=("1\n", "3\n"), stderr=("2\n",), order=("stdout", "stderr", "background", "stdout")
+    )
+    assert logs.merged == "1\n2\n3\n"
+    assert Logs(stdout=("1", "2"), stderr=("3",)).merged == "123"  # of a record
+    assert Logs(stdout=("1",), stderr=("2",), order=("stderr",)).merged == "21"
+
+
+def test_a_model_reads_output_results_value_and_notes():
+    table = Result(raw={"text/plain": "a  b\n1  2", "text/html": "<table>"}, is_main_result=False)
+    figure = Result(raw={"text/plain": "<Figure>", "image/png": b"x" * 2000}, is_main_result=True)
+    execution = make(
+        stdout="hello\n",
+        text="<Figure>",
+        results=(table, Result(raw={"image/svg+xml": "<svg>"}, is_main_result=False), figure),
+        notes=("the output was shortened",),
+    )
+    assert execution.for_model().split("\n") == [
+        "hello",
+        "a  b",
+        "1  2",
+        "[picture 1: svg+xml, 5 B]",
+        "<Figure>",
+        "[picture 2: png, 2.0 KiB]",
+        "[the output was shortened]",
+    ]
+    assert len(execution.images) == 2
+
+
+def test_a_model_reads_why_the_code_failed():
+    execution = make(outcome=Outcome.error, error=ZERO_DIVISION, stdout="before\n", text="no value")
+    shown = execution.for_model()
+    assert shown.startswith("before\nTraceback")
+    assert shown.endswith("ZeroDivisionError")
+    assert "no value" not in shown
+    late = make(outcome=Outcome.timeout, notes=("the time limit was 5 s",))
+    assert late.for_model() == "[the code ran out of time after 1.2 ms]\n[the time limit was 5 s]"
+
+
+def test_a_model_reads_that_there_was_nothing():
+    assert make().for_model() == "[no output]"
+    assert make(text="None").for_model() == "None"
+    html = Result(raw={"text/html": "<b>"}, is_main_result=False)
+    assert make(results=(html,)).for_model() == "[displayed: html]"
+
+
+def test_colours_and_progress_bars_are_shown_as_they_look_at_the_end():
+    bars = "".join(f"\r{number}%" for number in range(100))
+    shown = make(stdout=f"\x1b[1;31mred\x1b[0m\r\n{bars}\ndone \x00\x1b]0;title\x07").for_model()
+    assert shown == "red\n99%\ndone \\x00"
+
+
+def test_long_output_keeps_its_beginning_and_its_end_and_the_error_is_whole():
+    lines = "".join(f"line {number}\n" for number in range(10_000))
+    execution = make(outcome=Outcome.error, error=ZERO_DIVISION, stdout=lines)
+    shown = execution.for_model(limit=1000)
+    assert len(shown) <= 1000
+    assert shown.startswith("line 0\nline 1\n")
+    assert "line 9999\nTraceback" in shown
+    assert shown.endswith(ZERO_DIVISION.traceback)
+    left = int(re.search(r"\[… ([\d,]+) characters left out …\]", shown)[1].replace(",", ""))
+    assert left == len(lines.rstrip()) - (len(shown) - len(ZERO_DIVISION.traceback) - 1) + len(
+        f"\n[… {left:,} characters left out …]\n"
+    )
+    assert execution.for_model(limit=None).startswith(lines)
+
+
+@given(st.lists(st.text(max_size=300), max_size=6), st.integers(1, 1000))
+def test_texts_fit_any_limit(texts, limit):
+    shown = printable_module.fit_texts(texts, limit)
+    assert len(shown) <= limit
+    if sum(len(text) + 1 for text in texts if text) <= limit:
+        assert shown == "\n".join(filter(None, texts))
+
+
+@given(st.text())
+def test_what_a_terminal_shows_is_printable(text):
+    shown = printable_module.show_as_terminal(text)
+    assert shown == printable(shown)
+    assert "\r" not in shown
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ({"outcome": Outcome.ok, "exit_code": 0}, 0),
+        ({"exit_code": 3}, 3),
+        ({"outcome": Outcome.killed, "exit_code": None, "signal": 11}, 139),
+        ({"outcome": Outcome.timeout, "exit_code": None, "signal": 9}, 124),
+        ({"outcome": Outcome.timeout, "exit_code": 0}, 124),
+        ({"outcome": Outcome.out_of_memory, "exit_code": None, "signal": 9}, 137),
+        ({"outcome": Outcome.lost, "exit_code": None}, 125),
+    ],
+)
+def test_each_end_of_a_command_has_one_number(end, code):
+    assert command(**end).returncode == code
+
+
+def test_the_output_of_a_command_is_both_streams():
+    assert command(stdout="1\n", stderr="2\n").output == "1\n2\n"

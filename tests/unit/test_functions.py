@@ -31,6 +31,7 @@ from belljar.functions.registry import (
     Registry,
     coerce_functions,
     describe_function,
+    make_identifier,
     stubs,
 )
 from belljar.functions.signature import MAX_MESSAGE, describe_error, remove_host_details
@@ -124,9 +125,97 @@ def test_functions_are_named_by_the_mapping_or_by_themselves():
 
 
 def test_one_name_has_one_spelling():
-    assert list(coerce_functions({"ﬁnd": nothing})) == ["find"]
-    with pytest.raises(InvalidOption, match="two host functions are named 'find'"):
+    assert make_identifier("ﬁnd") == "find"
+    with pytest.raises(InvalidOption, match="would call two host functions find: 'ﬁnd' and 'find'"):
         coerce_functions({"ﬁnd": nothing, "find": plain})
+
+
+@pytest.mark.parametrize(
+    ("name", "identifier"),
+    [
+        ("get-weather", "get_weather"),
+        ("a b", "a_b"),
+        ("server.tool/2", "server_tool_2"),
+        ("class", "class_"),
+        ("None", "None_"),
+        ("2d", "_2d"),
+        ("größe", "größe"),
+        ("__dspy_call__", "__dspy_call__"),
+        ("print", "print"),
+        ("line\nimport os", "line_import_os"),
+    ],
+)
+def test_a_name_that_is_no_identifier_becomes_one(name, identifier):
+    assert make_identifier(name) == identifier
+    made = describe_function(coerce_functions({name: plain})[name])
+    assert made["name"] == identifier
+    assert made.get("given") == (None if name == identifier else name)
+    exec(stubs({name: nothing}), found := {})
+    assert identifier in found
+
+
+def test_stubs_say_which_name_became_which():
+    text = stubs({"get-weather": nothing, "plain": nothing})
+    assert text.startswith("# 'get-weather' has this name here:\ndef get_weather()")
+    assert text.count("#") == 1
+
+
+@pytest.mark.parametrize("names", [("a-b", "a_b"), ("a b", "a-b"), ("class", "class_")])
+def test_two_names_that_become_one_are_refused(names):
+    with pytest.raises(InvalidOption, match="would call two host functions"):
+        coerce_functions(dict.fromkeys(names, nothing))
+    registry = Registry([HostFunction(nothing, name=names[0])])
+    with pytest.raises(InvalidOption, match="would call two host functions"):
+        registry[names[1]] = nothing
+    assert list(registry) == [names[0]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("__name__", "__builtins__", "__import__", "__file__", "__doc__", "__spec__", "__class__"),
+        *("__build_class__", "__debug__", "__annotations__", "__dict__", "__belljar_value__"),
+    ],
+)
+def test_names_that_python_or_belljar_need_are_refused(name):
+    with pytest.raises(InvalidOption, match="Python reserves"):
+        HostFunction(nothing, name=name)
+
+
+def test_a_registry_is_a_mapping():
+    registry = Registry([HostFunction(plain, name="a-b")])
+    registry["length"] = len
+    registry.update({"nothing": HostFunction(nothing, max_calls=3)})
+    assert list(registry) == ["a-b", "length", "nothing"]
+    assert (registry["length"].name, registry["length"].function) == ("length", len)
+    assert registry["nothing"].max_calls == 3
+    before = registry.version
+    assert registry.pop("a-b").function is plain
+    assert ("a-b" in registry, len(registry), registry.version) == (False, 2, before + 1)
+    assert [spec["name"] for spec in registry.specs()] == ["length", "nothing"]
+    with pytest.raises(KeyError):
+        del registry["a-b"]
+    with pytest.raises(InvalidOption):
+        registry[None] = plain
+    assert repr(registry) == "<functions: length, nothing>"
+
+
+def test_all_functions_are_added_or_none():
+    registry = Registry([HostFunction(plain, name="a_b")])
+    with pytest.raises(InvalidOption):
+        registry.add_all({"new": nothing, "a-b": nothing})
+    with pytest.raises(InvalidOption):
+        registry.add_all({"new": nothing, "other": 3})
+    assert list(registry) == ["a_b"]
+    assert registry.add_all({"x y": nothing, "a_b": len}) == {"x y": "x_y", "a_b": "a_b"}
+    assert registry["a_b"].function is len
+
+
+def test_async_functions_have_no_timeout_unless_it_is_given():
+    assert HostFunction(plain).timeout == 60
+    assert HostFunction(awaited).timeout is None
+    assert HostFunction(awaited, timeout=60.0).timeout == 60
+    assert HostFunction(plain, timeout=None).timeout is None
 
 
 @pytest.mark.parametrize(
@@ -141,9 +230,8 @@ def test_one_name_has_one_spelling():
         ([plain, plain], "two host functions"),
         ({"f": 3}, "callable, not int"),
         ({"f": None}, "callable, not NoneType"),
-        ({"class": plain}, "cannot be the name"),
-        ({"a b": plain}, "cannot be the name"),
-        ({"a.b": plain}, "cannot be the name"),
+        ({"-": plain}, "cannot be the name"),
+        ({"__": plain}, "cannot be the name"),
         ({"": plain}, "cannot be the name"),
         ({"x" * 65: plain}, "cannot be the name"),
         ({"__import__": plain}, "Python reserves"),
@@ -172,7 +260,9 @@ def test_what_cannot_be_exposed_is_said_at_once(given, words):
         {"concurrency": None},
         {"concurrency": True},
         {"counts_time": 1},
-        {"name": "not a name"},
+        {"name": "--"},
+        {"awaitable": 1},
+        {"ends_cell": None},
     ],
 )
 def test_options_out_of_range_are_refused(options):
@@ -345,7 +435,8 @@ def test_stubs_are_python_of_the_same_signature(function):
     ((name, exposed),) = coerce_functions([function]).items()
     text = stubs([function])
     tree = ast.parse(text)
-    assert [type(node) for node in tree.body] == [ast.FunctionDef]
+    kind = ast.AsyncFunctionDef if function is awaited else ast.FunctionDef
+    assert [type(node) for node in tree.body] == [kind]
     made: dict[str, typing.Any] = {}
     exec("from __future__ import annotations\n" + text, made)
     again, told = (
@@ -365,7 +456,7 @@ def test_stubs_are_python_of_the_same_signature(function):
 
 
 READABLE = '''\
-def search(query: str, most: int = 10) -> list[dict[str, typing.Any]]:
+async def search(query: str, most: int = 10) -> list[dict[str, typing.Any]]:
     """Search.
 
     Twice."""
@@ -548,6 +639,7 @@ def stub(function, sent=None):
     return functions.make_stub(
         json.loads(json.dumps(describe_function(exposed))),
         lambda *call: sent.append(call) or len(sent),
+        lambda *call: sent.append(call),
     )
 
 
@@ -635,7 +727,7 @@ sys.modules["sent"].__path__ = [sys.argv[1]]
 import sent.guest.functions as guest
 for spec in json.loads(sys.argv[2]):
     sent = []
-    made = guest.make_stub(spec, lambda *call: sent.append(call))
+    made = guest.make_stub(spec, lambda *call: sent.append(call), None)
     pydoc.render_doc(made)
     print(made.__name__ + str(inspect.signature(made)))
     try:

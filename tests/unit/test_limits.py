@@ -18,6 +18,7 @@ from belljar.backends.isolation import Layer
 from belljar.environment.environment import Environment
 from belljar.errors import InvalidOption, LimitNotEnforceable
 from belljar.limits import RULES, Limits, format_size, parse_size
+from belljar.sandbox.options import make_options
 
 SIZES = ["memory", "workspace", "tmp", "output"]
 
@@ -274,3 +275,30 @@ def test_a_limit_that_nothing_keeps_or_that_must_be_enforced_is_refused(state, o
         check(state, **options)
     assert caught.value.hint == "get one; strict=False starts without it"
     assert check("absent", memory="64m", strict=False) == []
+
+
+def test_a_limit_that_was_raised_is_best_effort_without_a_warning():
+    assert check("best-effort", memory="2g") == []
+    assert check("absent", memory="2g") == []
+    assert check("best-effort", memory="512m") != []  # the default, but asked for
+    with pytest.raises(LimitNotEnforceable, match="memory"):
+        check("best-effort", memory="2g", strict=True)
+
+
+def test_strict_can_name_the_limits_that_must_be_enforced():
+    with pytest.raises(LimitNotEnforceable, match="memory"):
+        check("best-effort", memory="2g", strict=frozenset({"memory"}))
+    assert check("best-effort", memory="2g", strict=frozenset({"cpus"})) == []
+    assert check("best-effort", memory="64m", strict=frozenset({"cpus"})) != []
+    assert make_options({"strict": ["memory", "cpus"]}).strict == {"memory", "cpus"}
+    with pytest.raises(InvalidOption, match="unknown limit 'memmory'"):
+        make_options({"strict": {"memmory"}})
+    for wrong in ("memory", 1):
+        with pytest.raises(InvalidOption, match="strict is True, False, None or names"):
+            make_options({"strict": wrong})
+
+
+def test_raised_limits_are_those_above_their_default():
+    assert Limits().raised == frozenset()
+    assert Limits(memory="513m", cpus=1, processes=63, timeout=None).raised == {"memory", "timeout"}
+    assert Limits(lifetime=5, idle=None).raised == frozenset()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from belljar.backends.base import UsageSample
 from belljar.errors import GuestLost, ProtocolError, SandboxError
-from belljar.guest import init
+from belljar.guest import cells
 from belljar.limits import Limits
 from belljar.protocol import buffers, values, wire
 from belljar.sandbox import channel, outcome
@@ -336,7 +336,7 @@ def test_what_init_would_not_say_of_a_cell_costs_the_guest_its_life(frame):
 
 
 def test_changes_as_long_as_init_tells_them_are_taken():
-    assert init.MAX_CHANGES == MAX_CHANGES
+    assert cells.MAX_CHANGES == MAX_CHANGES
     told = json.dumps(CHANGES | {"created": ["x" * 100] * 9_000}).encode()
     run, _, _ = drive([wire.pack(wire.CHANGES, 1, None, told), wire.pack(wire.DONE, 1)])
     assert len(run.files.created) == 9_000

@@ -28,7 +28,8 @@ class GuestSpec:
     environment: Environment
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)
-    strict: bool | None = None  # refuse limits that cannot be enforced; None: warn of those set
+    # Refuse limits that cannot be enforced: all, these, or none; None: warn of those set.
+    strict: bool | frozenset[str] | None = None
     mounts: tuple[Mount, ...] = ()
     scratch: tuple[str, ...] = ()  # where it has file systems of its own, as its workspace is
     noexec: bool = False  # nothing that lies in these, the workspace or /tmp can be executed
@@ -38,6 +39,10 @@ class GuestSpec:
     # When the Environment's preload is worth its time. A backend may share its cost among guests.
     once: bool = False  # it is for one piece of code, and this process may make no other guest
     ahead: bool = False  # it waits for code
+
+    def requires(self, limit: str) -> bool:
+        """Whether it must not start unless this limit is enforced."""
+        return self.strict is True or (isinstance(self.strict, frozenset) and limit in self.strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,13 @@ class Guest(Protocol):
         """Inodes of files that its processes have mapped for writing; None: init can tell. Called
         in a worker thread, to keep a workspace."""
 
+    async def freeze(self) -> Periodic | None:
+        """Stop every process of the guest, which loses nothing by it. Gives what has to look after
+        it until it is thawed. Called once before each thaw()."""
+
+    async def thaw(self) -> None:
+        """Let every process go on that freeze() has stopped."""
+
     def kill(self) -> None:
         """End every process of the guest at once. Called at any time, also twice."""
 
@@ -172,15 +184,16 @@ def init_settings(limits: Limits, *, share: bool) -> dict[str, object]:
 def check_limits(spec: GuestSpec, kept: Iterable[Layer], where: str) -> None:
     """Refuse or warn about limits that `where` (this host, this engine) cannot enforce.
 
-    With `strict=True` every one is refused. By default one that the caller set is refused if
-    nothing at all keeps it; best effort is accepted with a warning, which Python shows once.
+    With `strict=True` every one is refused, with names those. By default one that the caller set is
+    refused if nothing at all keeps it; best effort is accepted with a warning, which Python shows
+    once. A limit above its default is taken as one that was not set: it asks for room.
     """
     for layer in kept:
         if layer.state == "enforced" or spec.strict is False:
             continue
-        asked = layer.name in spec.limits.explicit
+        asked = layer.name in spec.limits.explicit - spec.limits.raised
         why = f"{where} cannot enforce the limit {layer.name}: {layer.detail}"
-        if spec.strict or (asked and layer.state == "absent"):
+        if spec.requires(layer.name) or (asked and layer.state == "absent"):
             hint = "strict=False starts without it"
             raise LimitNotEnforceable(why, hint=f"{layer.remedy}; {hint}" if layer.remedy else hint)
         if asked:
@@ -204,7 +217,7 @@ def limit_open_files(spec: GuestSpec, kept: Iterable[Layer], most: int | None) -
         if holds < MAX_FILES
         else f"ask for {MAX_FILES} at most"
     )
-    if spec.strict:
+    if spec.requires("open_files"):
         raise LimitNotEnforceable(why, hint=remedy)
     warnings.warn(f"{why}; {remedy}", RuntimeWarning, stacklevel=2)
     detail = f"RLIMIT_NOFILE for each process, {holds}; {asked} were asked for"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` makes enums: ten times slower
 import asyncio
 import contextlib
+import contextvars
 import math
 import os
 import select
@@ -219,7 +220,7 @@ def post(loop: Any, function: Callable[[], object]) -> bool:
     return True
 
 
-def start_task(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
+def spawn(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
     """Have the running loop do something beside the task that calls this. Gives what cancels it,
     under that loop. The function must not raise."""
     if _in_asyncio_task():
@@ -239,7 +240,7 @@ def start_task(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[
         with scope:
             await function()
 
-    trio.lowlevel.spawn_system_task(run)
+    trio.lowlevel.spawn_system_task(run, context=contextvars.copy_context())
     return scope.cancel
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from belljar.backends.linux import identity, proc
 from belljar.backends.linux.cgroup.plan import parse_mounts
+from belljar.backends.linux.guest_view import PLACES
 from belljar.errors import InvalidOption, check_encodable
 
 MAX_MOUNTS = 32
@@ -167,7 +168,7 @@ def guest_path(given: object) -> str:
         raise InvalidOption(
             f"nothing can be mounted at {given!r} in the sandbox", hint="use /data or /mnt/..."
         )
-    if any(below(taken, path) for taken in _TAKEN):
+    if any(below(taken, path) for taken in (*_TAKEN, *PLACES) if taken != path):
         raise InvalidOption(
             f"{given!r} would hide what the sandbox needs", hint="use /data or /mnt/..."
         )

@@ -54,6 +54,8 @@ def _group(summary: str, module: str) -> _Entry:
 _COMMANDS = {
     "run": _Entry("run a file of Python in a sandbox", "run"),
     "map": _Entry("run many snippets, each in a new sandbox", "map"),
+    "exec": _Entry("run a program in a sandbox, with pipes or a terminal", "exec"),
+    "shell": _Entry("open a shell in a sandbox", "exec", "add_shell_arguments", "run_shell"),
     "repl": _Entry("open a Python prompt in a sandbox", "repl"),
     "replay": _Entry("run a record again and show the differences", "replay"),
     "export": _Entry("turn a record into a notebook, a script or a page", "export"),
@@ -221,6 +223,8 @@ def _parse(argv: Sequence[str], top: Parser) -> argparse.Namespace:
         message = f"too many arguments: {' '.join(unknown)}"
         if chosen is top.commands["run"]:
             raise InvalidOption(message, hint="put arguments for the code itself after `--`")
+        if chosen is top.commands["exec"]:
+            raise InvalidOption(message, hint="put the program after `--`: belljar exec -- ls -l")
         chosen.error(message)
     args.arguments = arguments
     return args
@@ -239,7 +243,7 @@ def _expand_shorthand(argv: Sequence[str], top: Parser) -> Sequence[str]:
 
 def _split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
     """`belljar run FILE -- ARG...`: everything after `--` goes to the code unchanged."""
-    if argv[:1] != ["run"] or "--" not in argv:
+    if not argv or argv[0] not in ("run", "exec") or "--" not in argv:
         return argv, []
     at = argv.index("--")
     return argv[:at], list(argv[at + 1 :])

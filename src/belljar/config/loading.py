@@ -34,7 +34,7 @@ DEFAULT = "default"
 _LOOKED_UP = ("docker.runtime", "docker.base", "docker.ca_bundle", "docker.build_network")
 _OF_SANDBOX = (
     *("environment", "packages", "network", "policy", "strict", "noexec", "workdir"),
-    *("record", "mounts", "env", "metadata"),
+    *("notebook", "record", "mounts", "env", "metadata"),
 )
 
 

@@ -82,7 +82,7 @@ _DOCKER = {
     "pull": ("when an image is fetched: missing, always, never", "text"),
     "seccomp": ("a seccomp profile in place of Belljar's own", "path"),
     "project": ("a label of the containers, to tell them apart", "text"),
-    "named_user": ("whether the user has a name in /etc/passwd, `sandbox`", "true or false"),
+    "named_user": ("whether the user has a name in /etc/passwd, `user`", "true or false"),
 }
 _MANAGER = {
     "max_sandboxes": ("sandboxes at once", "count"),
@@ -153,6 +153,8 @@ def _sandbox() -> Iterator[Setting]:
     yield _make("policy", None, "rules that code must keep to run at all", policy)
     meaning = "refuse to start if a limit cannot be enforced; none: warn of those given"
     yield _make("strict", None, meaning, MAYBE_FLAG)
+    meaning = "cells may be written as for a notebook; none: as the environment says"
+    yield _make("notebook", None, meaning, MAYBE_FLAG)
     yield _make("noexec", False, "nothing in the workspace and /tmp can be executed", FLAG)
     workdir = Kind(words="path in the sandbox", check=lambda value, base: check_workdir(value))
     yield _make("workdir", "/workspace", "where the workspace is, in the sandbox", workdir)

@@ -33,8 +33,9 @@ from belljar.conformance.processes import (
 from belljar.conformance.report_data import Look, NotHere, NotRun
 from belljar.conformance.stage import Stage, is_visible
 from belljar.environment.environment import Environment
-from belljar.errors import BackendUnavailable, SandboxError
+from belljar.errors import BackendUnavailable, SandboxError, SandboxPaused
 from belljar.sandbox import channel
+from belljar.sandbox.blocking import Sandbox
 
 _HOST = """
 import sys
@@ -260,3 +261,117 @@ def every_task(stage: Stage, look: Look) -> None:
     look.control(sum(found.values()) >= 6, f"{sum(found.values())} tasks were checked")
     ours = tuple(status(os.getpid())[name] for name in names)
     look.control(ours not in found, f"the host process differs: {', '.join(ours)}")
+
+
+_BUSY = """
+import subprocess
+mark = {mark!r}
+fork = 'while :; do (:) & (:) & wait; done'
+busy = [subprocess.Popen(['bash', '-c', fork], stderr=subprocess.DEVNULL) for _ in range(2)]
+busy += [subprocess.Popen(['sh', '-c', 'while :; do :; done'])]
+"""
+_WAKE = """
+import ctypes, signal, struct, threading
+signal.signal(signal.SIGCONT, lambda *_: None)
+libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+event = ctypes.create_string_buffer(struct.pack('QiiQ40x', 0, signal.SIGCONT, 0, 0), 64)
+libc.timer_create(1, event, ctypes.byref(timer))
+every = ctypes.create_string_buffer(struct.pack('4q', 0, 20_000_000, 0, 20_000_000), 32)
+libc.timer_settime(timer, 0, every, None)
+def run():
+    while True: pass
+threading.Thread(target=run, daemon=True).start()
+"""
+_STILL = 0.05  # seconds of processor time in one second: gVisor's own kernel takes some
+
+
+@check(
+    94,
+    what="go on computing and forking while the sandbox is paused",
+    expected="it uses no processor time, and afterwards goes on with all it had",
+)
+def paused(stage: Stage, look: Look) -> None:
+    sandbox, mark = stage.open(strict=False), os.urandom(8).hex()
+    look.expect(sandbox.run_code(_BUSY.format(mark=mark)).ok, "processes compute and fork")
+    look.control(_spend(sandbox) > _STILL, "its processor time is seen from outside")
+    sandbox.pause()
+    used = _spend(sandbox)
+    look.expect(used < _STILL, f"{used:.3f} s of processor time in a second of the pause", used)
+    with look.refused("a cell in a paused sandbox", SandboxPaused):
+        sandbox.run_code("1")
+    sandbox.resume()
+    look.expect(_spend(sandbox) > _STILL, "afterwards they compute again")
+    look.expect(sandbox.run_code("mark").value == mark, "it has its variables")
+
+
+@check(
+    94,
+    what="have a timer of the kernel send SIGCONT while the sandbox is paused",
+    expected="it does not go on, or it is not paused and the caller knows, or it is killed",
+)
+def woken(stage: Stage, look: Look) -> None:
+    sandbox = stage.open(strict=False)
+    look.expect(sandbox.run_code(_WAKE).ok, "a timer and a busy thread are there")
+    look.control(_spend(sandbox) > _STILL, "its processor time is seen from outside")
+    try:
+        sandbox.pause()
+    except SandboxError as error:
+        look.saw(f"pause() says that it could not: {error.message}")
+        return
+    look.happens(
+        lambda: not sandbox.alive or _spend(sandbox) < _STILL, "the end of all it computes"
+    )
+    look.saw("it stands still" if sandbox.alive else "it was killed")
+
+
+def _spend(sandbox: Sandbox) -> float:
+    """Seconds of processor time in one second."""
+    before = sandbox.usage().cpu
+    time.sleep(1)
+    after = sandbox.usage().cpu
+    if before is None or after is None:
+        raise NotHere("the processor time of the guest cannot be read here")
+    return after - before
+
+
+_FORGE = """
+import json, os, socket, struct, time
+header = json.dumps({'status': 'ok', 'lost': True}).encode()
+told = open('/workspace/forged', 'w', 1)
+for fd in range(3, 64):
+    try:
+        wire = socket.socket(fileno=os.dup(fd))
+        wire.setblocking(False)
+        for kind in (66, 65, 68):
+            for request in range(1, 200):
+                wire.send(struct.pack('!BIII', kind, request, len(header), 0) + header)
+                print(request, file=told)
+    except OSError: pass
+time.sleep(1)
+"""
+_VICTIM = """
+import os, time
+while not os.path.exists('/workspace/forged'): time.sleep(0.01)
+time.sleep(0.5)
+{mark!r}
+"""
+
+
+@check(
+    96,
+    what="end the cell of another context by frames on a context's own socket",
+    expected="init takes what a worker says for its own cell alone, and the other goes on",
+)
+def contexts(stage: Stage, look: Look) -> None:
+    sandbox, mark = stage.open(strict=False), os.urandom(8).hex()
+    forger, victim = sandbox.contexts.create(), sandbox.contexts.create()
+    sandbox.run_code(f"kept = {mark!r}", context=victim)
+    forging = threading.Thread(target=lambda: sandbox.run_code(_FORGE, context=forger, timeout=30))
+    forging.start()
+    told = sandbox.run_code(_VICTIM.format(mark=mark), context=victim, timeout=30)
+    forging.join()
+    look.expect(told.value == mark, "the cell of the other context gave its own value", told.value)
+    look.expect(sandbox.run_code("kept", context=victim).value == mark, "it has its variables")
+    look.expect(sandbox.run_code("1").ok, "the sandbox's own interpreter lives")
+    sent = len(sandbox.files.read("/workspace/forged").splitlines())
+    look.control(sent > 0, f"{sent} frames were written to the worker's own socket")

@@ -18,6 +18,7 @@ from belljar.conformance.programs import find_program
 from belljar.conformance.report_data import Look
 from belljar.conformance.stage import Stage
 from belljar.errors import ExecutionError, FileError, InvalidOption
+from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution
 from belljar.text import printable
 
@@ -28,13 +29,21 @@ _ODD: tuple[tuple[str, Callable[[object], bool]], ...] = (
     ("-(10**5000)", lambda v: v in (-(10**5000), None)),
     ("x = []\nfor _ in range(10**5): x = [x]\nx", lambda v: v is None),
     ("{'a': {'b': [None] * 10**5}}", lambda v: v == {"a": {"b": [None] * 10**5}}),
-    ("{1: 2}", lambda v: v is None),
+    ("{1: 2}", lambda v: v == {1: 2}),
+    ("{n * (2**61 - 1) for n in range(5000)}", lambda v: v is None or len(str(v)) > 5000),
+    ("range(10**100)", lambda v: v == range(10**100)),
+    ("class A: pass\n{'a': [A()]}", lambda v: "A object" in str(v)),
     ("'\\ud800'", lambda v: v in ("\ud800", None)),
     ("{'list': [1], 'int': 'zz'}", lambda v: v == {"list": [1], "int": "zz"}),
     ("b'\\xff' * 1000", lambda v: v == b"\xff" * 1000),
 )
 _FORGED = (
     b'{"dict":{"a":1,"a":2}}',
+    b'{"map":[[1,1.0],[2,3]]}',
+    b'{"set":[[1]]}',
+    b'{"object":["dataclass","subprocess:Popen",null,{"dict":{"args":"id"}}]}',
+    b'{"noted":["\\u001b[31m","x"]}',
+    b'{"image":{"mode":"RGB","size":[99999,99999],"pixels":0}}',
     b"NaN",
     b'{"float":"1e400"}',
     b'{"int":"' + b"f" * 5000 + b'"}',
@@ -85,7 +94,7 @@ def odd_values(stage: Stage, look: Look) -> None:
 def forged_values(stage: Stage, look: Look) -> None:
     sandbox = stage.start()
     outcomes = []
-    for payload in _FORGED:
+    for payload in (*_FORGED, *map(_as_parcel, _FORGED)):
         execution = sandbox.run_code(_FORGE.format(payload=payload))
         repr(execution), execution.to_json()
         outcomes.append(execution.outcome.value)
@@ -93,8 +102,12 @@ def forged_values(stage: Stage, look: Look) -> None:
             look.wrong(f"after {payload!r:.40} the next cell does not answer")
     known = {"ok", "killed", "error", "lost"}
     look.expect(set(outcomes) <= known, f"{len(outcomes)} forged answers: {', '.join(outcomes)}")
-    honest = sandbox.run_code(_FORGE.format(payload=b'{"int":"2a"}'))
-    look.control(honest.outcome.value in known, f"a well-formed one: {honest.outcome.value}")
+    honest = sandbox.run_code(_FORGE.format(payload=_as_parcel(b'{"int":"2a"}')))
+    look.control(honest.value == 42, f"a well-formed one arrives: {honest.value}")
+
+
+def _as_parcel(text: bytes) -> bytes:
+    return Encoded(text, []).join()
 
 
 _FUZZ = """

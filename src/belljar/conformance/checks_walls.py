@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from belljar.conformance.attempts import MIB
@@ -124,6 +127,74 @@ def _on_a_terminal(stage: Stage, *, control: bool) -> tuple[bytes, str, int]:
         os.close(slave)
 
 
+_OWN_TERMINAL = """
+import fcntl, os, pty, stat, struct, termios
+reached, accepted = [], []
+for path in [{path!r}, *(f'/dev/pts/{{number}}' for number in range(64))]:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOCTTY)
+        os.write(fd, {mark!r}); reached.append(path)
+    except OSError: pass
+for number in range(16):
+    try:
+        os.mknod(f'/tmp/tty{{number}}', stat.S_IFCHR | 0o666, os.makedev(136, number))
+        os.write(os.open(f'/tmp/tty{{number}}', os.O_RDWR | os.O_NOCTTY), {mark!r})
+        reached.append(number)
+    except OSError: pass
+child, leader = pty.fork()
+if child == 0:
+    TIOCLINUX, TIOCCONS = 0x541C, 0x541D
+    for request in (termios.TIOCSTI, TIOCLINUX, TIOCCONS, termios.TIOCSETD):
+        for high in (0, 1 << 32, 0xDEADBEEF << 32):
+            try:
+                fcntl.ioctl(0, request, bytes(64)); print('ACCEPTED', hex(request))
+            except (OSError, OverflowError): pass
+    print('TERMINAL', os.ttyname(0), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+reached, os.read(leader, 4096).decode()
+"""
+
+
+@check(
+    93,
+    64,
+    what="reach terminals of the host from the guest's own ones, type into them, take them over",
+    expected="the guest sees its own terminals alone, and refused requests are refused there too",
+)
+def own_terminal(stage: Stage, look: Look) -> None:
+    leader, follower = os.openpty()
+    mark = b"TERMINAL-" + os.urandom(8).hex().encode()
+    try:
+        os.set_blocking(leader, False)
+        os.fchmod(follower, 0o666)  # what a careless `mesg y` allows, and more
+        path = os.ttyname(follower)
+        sandbox = stage.start()
+        told = sandbox.run_code(_OWN_TERMINAL.format(path=path, mark=mark), timeout=60)
+        found, said = told.value if isinstance(told.value, tuple) else (None, str(told.error))
+        look.expect(found == [], "it opens no terminal but those it made", found)
+        look.expect("ACCEPTED" not in said, "TIOCSTI and its like are refused in its own", said)
+        look.expect("TERMINAL /dev/pts/" in said, "it has a controlling terminal of its own", said)
+        look.expect(mark not in _read_all(leader), "nothing came to a terminal of the host")
+        init = init_of(sandbox)
+        if not stage.setting.gvisor and is_visible(init):
+            theirs = os.stat(f"/proc/{init}/root/dev/pts").st_dev
+            look.expect(theirs != os.stat("/dev/pts").st_dev, "its devpts is another than ours")
+        with open(path, "wb", buffering=0) as terminal:
+            terminal.write(mark)
+        look.control(mark in _read_all(leader), "a process of the host can write there")
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def _read_all(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
 @check(
     73,
     what="reach metadata services, name servers and other hosts",
@@ -159,10 +230,69 @@ def _is_up(net: Path, name: str) -> bool:
     return name in net.joinpath("route").read_text() or (six.exists() and name in six.read_text())
 
 
+_SERVE = """
+import socket
+server = socket.create_server(('127.0.0.1', 4712))
+client, _ = server.accept()
+client.recv(100)
+reached = []
+for port in ports:
+    for name in ('127.0.0.1', '0.0.0.0', client.getpeername()[0]):
+        try:
+            other = socket.create_connection((name, port), 2)
+            other.sendall(b'REACHED'); reached.append((name, port))
+        except OSError: pass
+client.sendall(b'answer'); client.close()
+reached
+"""
+
+
+@check(
+    95,
+    73,
+    what="reach the host, and others who use a forwarded port, from a server behind that port",
+    expected="the server has the connections that were passed on to it, and no way back",
+)
+def forwarded_port(stage: Stage, look: Look) -> None:
+    sandbox, other = stage.start(), stage.open(strict=False)
+    with socket.create_server(("127.0.0.1", 0)) as canary, sandbox.ports.forward(4712) as address:
+        canary.settimeout(0.5)
+        bystander = socket.create_connection(("127.0.0.1", canary.getsockname()[1]))
+        accepted, _ = canary.accept()
+        with bystander, accepted:
+            ports = [address.port, canary.getsockname()[1], bystander.getsockname()[1]]
+            sandbox.put(ports=ports)
+            answers: list[bytes] = []
+
+            def ask() -> None:
+                deadline = time.monotonic() + 30
+                while not any(answers) and time.monotonic() < deadline:
+                    with socket.create_connection(("127.0.0.1", address.port), 30) as client:
+                        client.sendall(b"question")
+                        answers.append(client.recv(100))
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            found = sandbox.run_code(_SERVE, timeout=60)
+            asking.join()
+            look.expect(found.value == [], "the server reached no port of the host", found.value)
+            look.control(b"answer" in answers, "the server had a client, through the port")
+            with look.refused("a connection into another sandbox", ConnectionRefusedError):
+                other.ports.connect(4712)
+            try:
+                canary.accept()
+                look.expect(False, "no connection came to a listener of the host")
+            except TimeoutError:
+                look.expect(True, "no connection came to a listener of the host")
+            with socket.create_connection(("127.0.0.1", canary.getsockname()[1])):
+                look.control(canary.accept(), "a process of the host reaches that listener")
+
+
 _HIDE = """
 import ctypes, os, socket
 secret = {secret!r}
-for place in ('/workspace', '/tmp', '/dev/shm'): open(place + '/secret', 'w').write(secret)
+for place in ('/workspace', '/tmp', '/dev/shm', '/home/user', '/var/tmp'):
+    open(place + '/secret', 'w').write(secret)
 server = socket.create_server(('127.0.0.1', 4711))
 unix = socket.socket(socket.AF_UNIX); unix.bind('/tmp/sock'); unix.listen()
 abstract = socket.socket(socket.AF_UNIX); abstract.bind('\\0sibling'); abstract.listen()
@@ -171,7 +301,8 @@ ctypes.CDLL(None).shmget(0x4711, 4096, 0o1666), os.getpid()
 _SEEK = """
 import ctypes, glob, os, socket
 found = []
-for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/proc/[0-9]*/environ', '/proc/*/stat'):
+for pattern in ('/workspace/*', '/tmp/*', '/dev/shm/*', '/home/user/*', '/var/tmp/*',
+                '/proc/[0-9]*/environ', '/proc/*/stat'):
     for path in glob.glob(pattern):
         try: found.append(open(path).read())
         except OSError as error: found.append(str(error))

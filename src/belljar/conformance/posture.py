@@ -35,7 +35,7 @@ _USUAL = {
     *("socket unix stream", "socket unix dgram", "socket unix seqpacket"),
     *("socket inet stream", "socket inet dgram", "socket inet6 stream", "socket inet6 dgram"),
 }
-_OWN_FILES = ("/workspace", "/tmp", "/dev/shm", "/memfd:", "/proc/")
+_OWN_FILES = ("/workspace", "/tmp", "/dev/shm", "/home/user", "/var/tmp", "/memfd:", "/proc/")
 _F_GETPIPE_SZ, _PIDFD_GETFD = 1032, 438
 _PATIENCE = 30.0  # seconds for a process that begins or ends while it is inspected
 

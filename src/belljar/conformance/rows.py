@@ -129,6 +129,10 @@ ROWS = (
     _row(90, CALLERS, "Code that runs before the walls stand", "order"),
     _row(91, KERNEL, "A thread without the filter", "order", "filter", "powerless"),
     _row(92, CALLERS, "Rules of an old runtime", "doctor", "filter"),
+    _row(93, MACHINE, "A terminal of its own leads to others", "terminals", "filter", "closed"),
+    _row(94, TENANTS, "A paused sandbox goes on", "freezer"),
+    _row(95, NETWORK, "A forwarded port leads back", "network"),
+    _row(96, OUTPUT, "A context speaks for another", "protocol", "supervisor"),
 )
 
 
@@ -154,6 +158,7 @@ _EVERYWHERE = {
     "rlimits": "resource limits",
     "uid": "its own host uid",
     "nothing": "there is no such feature",
+    "freezer": "the host stops every process, and looks whether it stays so",
 }
 _NATIVE = {
     "root": "mount namespace with its own read-only root",
@@ -168,6 +173,7 @@ _NATIVE = {
     "cpu": "cpu control group",
     "tmpfs": "tmpfs with a limited size and number of files",
     "devices": "a /dev of six nodes, nodev elsewhere",
+    "terminals": "a devpts of its own, with 16 terminals at most",
     "proc": "a /proc of its own processes, kernel files masked, no /sys",
 }
 _USER = {
@@ -189,10 +195,11 @@ _DOCKER = {
     "cpu": "the container's cpu limit",
     "tmpfs": "tmpfs with a limited size",
     "devices": "the container's /dev, no device added",
+    "terminals": "the container's own devpts",
     "proc": "masked paths in /proc, no writable /sys",
 }
 _GVISOR = dict.fromkeys(
-    ("filter", "landlock", "proc", "devices"),
+    ("filter", "landlock", "proc", "devices", "terminals"),
     "gVisor's kernel answers; the host's kernel is not called",
 )
 

@@ -36,6 +36,7 @@ from belljar.environment.interpreter import (
     load_interpreter,
 )
 from belljar.environment.requirement import (
+    canonical_name,
     check_package,
     fingerprint_package,
     hide_secrets,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from belljar.environment.uv_build import Listener, Step
 
 _log = logging.getLogger("belljar.environment")
+MOST_DESCRIBED = 60  # packages
 LAYOUT = 2  # of the directory; a new number rebuilds every environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -76,6 +78,8 @@ class Environment:
     warmup: str = ""  # code run once after them, so that guests skip what libraries do at first use
     # Building a source distribution runs its code on this host, outside any sandbox.
     allow_builds: bool = False
+    # Cells may be written as for a notebook: `!ls`, `%time`. None: as the base says, else False.
+    notebook: bool | None = None
     # The base: all of the above is added to it, except `python`, which replaces the base's.
     extends: InitVar[str | Environment | None] = None
 
@@ -108,6 +112,9 @@ class Environment:
             preload = tuple(dict.fromkeys((*base.preload, *preload)))
         object.__setattr__(self, "packages", tuple(sorted(checked)))
         object.__setattr__(self, "preload", preload)
+        if self.notebook not in (True, False, None):
+            raise InvalidOption(f"notebook must be True, False or None, not {self.notebook!r}")
+        object.__setattr__(self, "notebook", bool(self.notebook))
 
     @property
     def confines_site(self) -> bool:
@@ -118,12 +125,35 @@ class Environment:
         """The same packages; code imports what it needs."""
         return replace(self, preload=(), warmup="")
 
+    def describe(self, *, versions: bool = True) -> str:
+        """What a prompt should say of it: the version of Python, and the packages, with their
+        versions if it is built. Blocks for a short time.
+
+        >>> Environment("text", packages=["humanize>=4"]).describe(versions=False)
+        'Python with the standard library and the packages humanize'
+        """
+        python, installed = "Python", dict[str, str]()
+        if versions:
+            interpreter = choose_interpreter(self)
+            python, key = f"Python {interpreter.short_version}", compute_key(self, interpreter)
+            for built in list_built():
+                if built.key == key:
+                    found = built.distributions.items()
+                    installed = {canonical_name(name): version for name, version in found}
+        names = [project_name(package) for package in self.packages]
+        shown = [" ".join(filter(None, (name, installed.get(name)))) for name in names]
+        if (more := len(shown) - MOST_DESCRIBED) > 0:
+            shown[MOST_DESCRIBED:] = [f"{more} more"]
+        packages = f" and the packages {', '.join(shown)}" if shown else ""
+        return f"{python} with the standard library{packages}"
+
     def _inherit(self, base: Environment, added: set[str]) -> None:
         inherited = {
             "name": self.name or _derived_name(base.name, added),
             "python": self.python or base.python,
             "warmup": "\n".join(filter(None, (base.warmup, self.warmup))),
             "allow_builds": self.allow_builds or base.allow_builds,
+            "notebook": base.notebook if self.notebook is None else self.notebook,
         }
         for field, value in inherited.items():
             object.__setattr__(self, field, value)
@@ -185,6 +215,7 @@ BUILTIN = MappingProxyType(
                 python=NEWEST,  # from 3.12 on a guest copies half as much memory
                 preload=("asyncio", "numpy", "pandas", "matplotlib", "matplotlib.pyplot"),
                 warmup=_WARMUP,
+                notebook=True,
             ),
         )
     }

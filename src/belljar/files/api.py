@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import anyio
 import anyio.to_thread
@@ -22,22 +22,28 @@ from belljar.errors import (
     check_callbacks,
     check_encodable,
     file_error,
+    stays_one,
     suggests,
 )
 from belljar.files import transfer
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.files.tree_protocol import PART, parse_errno, parse_number
+from belljar.files.tree_protocol import KINDS, PART, parse_errno, parse_number
+from belljar.files.watch import AsyncWatch
 from belljar.limits import Limits, parse_size
 from belljar.protocol import messages, wire
 from belljar.text import one_line
 
+if TYPE_CHECKING:
+    from belljar.files.tar_export import AsyncArchive
+    from belljar.files.tar_import import Source
+
 MAX_READ = 1024 * 1024 * 1024
 _MAX_REASON = 200  # characters
-_MAX_ENTRY = 4096  # bytes of JSON: a name of 255 bytes, escaped, and five numbers
+_MAX_PATH = 4095
+_MAX_ENTRY = 28 * 1024  # bytes of JSON: a name, the target of a link, escaped, and numbers
 
 T = TypeVar("T")
-# A path in the sandbox: PurePosixPath("out") / "chart.png", or its text.
-GuestPath = str | os.PathLike[str]
+GuestPath = str | os.PathLike[str]  # PurePosixPath("out") / "chart.png", or its text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,20 @@ class FileInfo:
     size: int  # bytes
     mode: int  # permission bits
     mtime: float  # seconds since the epoch
+    uid: int  # of the owner, as the sandbox sees it
+    gid: int
+    target: str | None = None  # of a symbolic link, as it is written there
+    target_type: Kind | None = None  # what a link leads to; None if it leads nowhere
+
+    @property
+    def is_dir(self) -> bool:
+        """True for a directory, and for a link to one."""
+        return (self.target_type or self.type) == "dir"
+
+    @property
+    def is_file(self) -> bool:
+        """True for a regular file, and for a link to one."""
+        return (self.target_type or self.type) == "file"
 
 
 class Caller(Protocol):
@@ -67,10 +87,12 @@ class Connected(Protocol):
     @property
     def workdir(self) -> str: ...
 
-    def using(self) -> AbstractAsyncContextManager[tuple[Caller, Guest]]: ...
+    def using(self, *, watching: bool = False) -> AbstractAsyncContextManager[tuple[Caller, Guest]]:
+        """`watching`: it is no use that keeps the sandbox alive, and starts no guest."""
 
 
 @suggests
+@stays_one
 class AsyncFiles:
     """Read and write files of the sandbox. Relative paths are below its workspace."""
 
@@ -163,10 +185,31 @@ class AsyncFiles:
             return False
         return True
 
-    async def stat(self, path: GuestPath) -> FileInfo:
-        """Describe the path itself: a symbolic link is not followed."""
+    async def stat(self, path: GuestPath, *, follow: bool = False) -> FileInfo:
+        """Describe a path. Of a symbolic link, the link itself; with `follow`, what it leads to."""
         target = self._absolute(path)
-        return parse_info(target, (await self.call(target, {"op": "stat", "path": target}))[0])
+        header = {"op": "stat", "path": target, "follow": bool(follow)}
+        return parse_info(target, (await self.call(target, header))[0])
+
+    async def realpath(self, path: GuestPath, *, strict: bool = True) -> str:
+        """The path without symbolic links, "." and "..". Unless `strict`, parts may be missing."""
+        target = self._absolute(path)
+        header = {"op": "realpath", "path": target, "strict": bool(strict)}
+        found = (await self.call(target, header))[0].get("path")
+        if not isinstance(found, str) or not found.startswith("/") or "\0" in found:
+            raise ProtocolError("the guest sent a malformed path")
+        return found
+
+    async def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> AsyncWatch:
+        """Watch a directory from now on: an iterator of FileEvent, until it is closed.
+
+        By looking at it several times a second. What came and went in between is not seen. At most
+        2,000 entries; with `recursive` those of all directories below. It does not keep an idle
+        sandbox alive, and it ends with the sandbox.
+        """
+        watch = AsyncWatch(self, self._absolute(path), recursive=bool(recursive))
+        await watch.begin()
+        return watch
 
     async def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory and those above it; it may exist already."""
@@ -177,16 +220,15 @@ class AsyncFiles:
     async def remove(self, path: GuestPath) -> None:
         """Remove a file, or a directory with its content."""
         target = self._absolute(path)
-        done = await self.call(target, {"op": "remove", "path": target})
-        await self._changed(done, "remove", path=path)
+        await self.call(target, {"op": "remove", "path": target})
+        await self._changed(None, "remove", path=path)
 
     async def rename(self, old: GuestPath, new: GuestPath) -> FileInfo:
         target = self._absolute(old)
         header = {"op": "rename", "path": target, "to": self._absolute(new)}
         made, _ = await self.call(target, header)
-        return await self._changed(
-            parse_info(self._absolute(new), made), "rename", old=old, new=new
-        )
+        info = parse_info(self._absolute(new), made)
+        return await self._changed(info, "rename", old=old, new=new)
 
     async def upload(
         self,
@@ -229,11 +271,42 @@ class AsyncFiles:
         """
         target = check_local_path(local)
         check_callbacks(on_progress=on_progress)
-        limits = self._sandbox.limits
-        most = limits.workspace + limits.tmp
-        if max_size is not None:
-            most = parse_size(max_size, field="max_size")
+        most = self._parse_most(max_size)
         return await transfer.download(self, self._absolute(path), target, most, on_progress)
+
+    async def export_tar(
+        self, path: GuestPath = ".", *, max_size: int | str | None = None
+    ) -> AsyncArchive:
+        """A directory as a tar archive: an iterator of bytes, read while it is iterated.
+
+        Has files, directories, and links that stay inside; `left_out` names the rest. `max_size`
+        bounds the bytes of the files (None: what fits into the sandbox's file systems).
+        """
+        from belljar.files.tar_export import export_tar  # tarfile is large, and few need it
+
+        return await export_tar(self, self._absolute(path), self._parse_most(max_size))
+
+    async def import_tar(
+        self, source: Source, path: GuestPath = ".", *, max_size: int | str | None = None
+    ) -> Transfer:
+        """Unpack a tar archive (also with gzip) into a directory, and make that if need be.
+
+        `source` is bytes, a binary file, or an iterable of bytes (of AsyncFiles: also an async
+        one). Existing files are replaced, directories merged. An archive with absolute paths or
+        ".." in a name is refused; links that lead out and devices are left out.
+        """
+        from belljar.files.tar_import import import_tar
+
+        target = self._absolute(path)
+        moved = await import_tar(self, source, target, self._parse_most(max_size))
+        return await self._changed(
+            moved, "upload", path=target, source="tar", files=moved.files, size=moved.size
+        )
+
+    def _parse_most(self, max_size: int | str | None) -> int:
+        if max_size is not None:
+            return parse_size(max_size, field="max_size")
+        return self._sandbox.limits.workspace + self._sandbox.limits.tmp
 
     async def _changed(self, made: T, event: str, **fields: object) -> T:
         if self._on_change is not None:
@@ -249,10 +322,10 @@ class AsyncFiles:
             return await anyio.to_thread.run_sync(guest.find_mapped)
 
     async def call(
-        self, path: str, header: dict[str, Any], payload: bytes = b""
+        self, path: str, header: dict[str, Any], payload: bytes = b"", *, watching: bool = False
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one request to the guest. `transfer` and `tree_protocol` use it too."""
-        async with self._sandbox.using() as (channel, _):
+        """Send one request to the guest. `transfer`, `tree_protocol` and others use it too."""
+        async with self._sandbox.using(watching=watching) as (channel, _):
             answer, data = await channel.call(wire.FILE, header, payload)
         error = answer.get("error")
         if isinstance(error, dict):
@@ -296,7 +369,7 @@ def parse_listing(directory: str, data: bytes) -> list[FileInfo]:
         entries = json.loads(data) if data else []
         if len(entries) > messages.LIST_PAGE:
             raise ProtocolError("the guest sent a listing that is too long")
-        if not all(is_file_name(entry["name"]) for entry in entries):
+        if not all(is_file_name(each["name"]) and len(each["name"]) <= 255 for each in entries):
             raise ProtocolError("the guest sent an invalid file name")
         return [parse_info(posixpath.join(directory, each["name"]), each) for each in entries]
     except (ValueError, RecursionError, KeyError, TypeError):
@@ -305,8 +378,13 @@ def parse_listing(directory: str, data: bytes) -> list[FileInfo]:
 
 def parse_info(path: str, body: dict[str, Any]) -> FileInfo:
     """Parse a description that a hostile guest may have written."""
-    kind, mtime = body.get("type"), body.get("mtime")
-    if kind not in ("file", "dir", "symlink", "other") or not isinstance(mtime, float):
+    kind: Any = body.get("type")
+    mtime = body.get("mtime")
+    target, leads_to = body.get("target"), body.get("target_type")
+    sane = target is None and leads_to is None
+    if kind == "symlink":
+        sane = isinstance(target, str) and len(target) <= _MAX_PATH and leads_to in (None, *KINDS)
+    if kind not in KINDS or not isinstance(mtime, float) or not sane:
         raise ProtocolError("the guest sent a malformed file description")
     return FileInfo(
         name=posixpath.basename(path.rstrip("/")) or path,
@@ -315,4 +393,8 @@ def parse_info(path: str, body: dict[str, Any]) -> FileInfo:
         size=parse_number(body.get("size")),
         mode=parse_number(body.get("mode")),
         mtime=mtime,
+        uid=parse_number(body.get("uid")),
+        gid=parse_number(body.get("gid")),
+        target=target,
+        target_type=leads_to,
     )

@@ -7,7 +7,7 @@ import importlib.util
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -58,6 +58,8 @@ class Script:
     argv: tuple[str, ...] | None = None  # sys.argv; None: unchanged
     stdin: Input | None = None
     csv: bool = False  # tables that it shows are sent as CSV, too
+    allow_return: bool = False  # at the top level
+    notebook: bool = False  # it may be written as for a notebook: `!ls`, `%time`
 
     def header(self) -> dict[str, object]:
         """The fields for the guest besides the code."""
@@ -66,25 +68,29 @@ class Script:
             "argv": None if self.argv is None else list(self.argv),
             "stdin": self.stdin is not None,
             "csv": self.csv,
+            "return": self.allow_return,
+            "notebook": self.notebook,
         }
         return {name: value for name, value in fields.items() if value}
 
 
-async def make_script(code: object, stdin: str | bytes | None) -> Script:
+async def make_script(
+    code: object, stdin: str | bytes | None, *, allow_return: bool = False, notebook: bool = False
+) -> Script:
     """The Script for what a caller gives to `run_code`."""
     if isinstance(code, Script):
-        return code
-    given = make_input(stdin)
-    if not isinstance(code, os.PathLike):
-        if not isinstance(code, str):
-            raise InvalidOption(
-                f"code must be a str or the path of a file, not {type(code).__name__}",
-                hint="decode bytes before running them",
-            )
-        return Script(code=code, stdin=given)
-    path = Path(code)
-    text = await anyio.to_thread.run_sync(read_source, path)
-    return Script(code=text, name=path.name, argv=(path.name,), stdin=given)
+        return replace(code, allow_return=allow_return or code.allow_return, notebook=notebook)
+    made = Script(code="", stdin=make_input(stdin), allow_return=allow_return, notebook=notebook)
+    if isinstance(code, os.PathLike):
+        path = Path(code)
+        text = await anyio.to_thread.run_sync(read_source, path)
+        return replace(made, code=text, name=path.name, argv=(path.name,))
+    if not isinstance(code, str):
+        raise InvalidOption(
+            f"code must be a str or the path of a file, not {type(code).__name__}",
+            hint="decode bytes before running them",
+        )
+    return replace(made, code=code)
 
 
 def read_source(path: Path) -> str:

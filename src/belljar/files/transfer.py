@@ -27,6 +27,7 @@ from belljar.limits import format_size
 
 if TYPE_CHECKING:
     from belljar.files.api import AsyncFiles
+    from belljar.files.tar_import import MemberReader
 
 MAX_FILES = 10_000
 MAX_SIZE_HINT = "allow more with max_size="
@@ -210,7 +211,7 @@ class OrderReader:
 
 
 async def send_orders(
-    files: AsyncFiles, root: str, reader: OrderReader, progress: Progress
+    files: AsyncFiles, root: str, reader: OrderReader | MemberReader, progress: Progress
 ) -> dict[str, Found]:
     """Send all orders; return each file as the guest then describes it."""
     written: dict[str, Found] = {}

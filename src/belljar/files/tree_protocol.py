@@ -25,7 +25,7 @@ PART = messages.MAX_PART
 ROWS = 250  # in one request
 ATTEMPTS = 3  # to read a file that changes meanwhile
 SHOWN = 3  # names in one sentence
-_KINDS = ("file", "dir", "symlink", "other")
+KINDS = ("file", "dir", "symlink", "other")
 _MAX = 2**63
 _MAX_ERRNO = 4095
 _MALFORMED = "the guest sent a malformed answer"
@@ -162,7 +162,7 @@ def _add_row(census: Census, asked: Sequence[str], row: list[Any]) -> str | None
     directory, name, kind = asked[parse_number(row[0])], row[1], row[2]
     if not is_file_name(name):
         raise ProtocolError("the guest sent an invalid file name")
-    if kind not in _KINDS or len(row) != _ROW + (kind == "symlink"):
+    if kind not in KINDS or len(row) != _ROW + (kind == "symlink"):
         raise ProtocolError("the guest sent a malformed listing")
     path = f"{directory}/{name}" if directory else name
     target = row[_ROW] if kind == "symlink" else ""
@@ -261,7 +261,7 @@ class FileReader:
         alone = [path for path, size in batch if size > PART]
         if not alone:
             whole = []
-            for part in await self._gather([(path, 0, size) for path, size in batch]):
+            for part in await self.gather([(path, 0, size) for path, size in batch]):
                 complete = part.found is not None and len(part.data) == part.found.size
                 if part.error:
                     whole.append(part)
@@ -283,7 +283,7 @@ class FileReader:
         offset, steady = 0, True
         while True:
             size = PART if first is None else min(PART, first.size - offset)
-            (part,) = await self._gather([(path, offset, size)])
+            (part,) = await self.gather([(path, offset, size)])
             if first is None:
                 first = part.found
             if part.error or part.found is None or first is None:
@@ -303,7 +303,7 @@ class FileReader:
                 self.room += first.size - offset if last else first.size
                 return last
 
-    async def _gather(self, wanted: list[tuple[str, int, int]]) -> list[FilePart]:
+    async def gather(self, wanted: list[tuple[str, int, int]]) -> list[FilePart]:
         header = {"op": "gather", "path": self.root, "follow": self.follow, "unlock": self.unlock}
         answer, data = await self.files.call(self.root, header, json.dumps(wanted).encode("ascii"))
         rows = answer.get("rows")

@@ -36,7 +36,7 @@ class Callee:
         self._slots = Slots(host.concurrency)
         self._signature = signature.read_signature(host.function)
         self._bound = signature.bound_keywords(host.function)
-        self._awaited = _is_async(host.function)
+        self._awaited = signature.is_async(host.function)
 
     async def call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Wait for a slot and call it. Raises what the function raises, but no BaseException."""
@@ -181,14 +181,6 @@ class Slots:
             self._waiting.popleft().set()
         else:
             self._free += 1
-
-
-def _is_async(function: Callable[..., object]) -> bool:
-    """If this misses an async function, a thread makes its coroutine, which is awaited as well."""
-    if inspect.iscoroutinefunction(function):
-        return True
-    call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(call)
 
 
 def _post_later(work: Callable[[], object]) -> Callable[[], object]:

@@ -35,6 +35,14 @@ _EXPRESSIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Constant)
 _LITERALS = (type(None), bool, int, float, str, bytes)
 
 
+def is_async(function: Callable[..., object]) -> bool:
+    """If this misses an async function, a thread makes its coroutine, which is awaited as well."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(call)
+
+
 def bound_keywords(function: object) -> frozenset[str]:
     """The keywords that a partial has bound, such as a key: the guest cannot see or set them."""
     names = frozenset[str]()
@@ -63,6 +71,47 @@ def _inspect(function: Callable[..., object]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (ValueError, TypeError):
         return None
+
+
+def read_annotations(function: object) -> list[object]:
+    """The types of the parameters; without those that cannot be read."""
+    if isinstance(function, functools.partial):
+        return read_annotations(function.func)
+    if not inspect.isroutine(function) and not isinstance(function, type):
+        function = getattr(function, "__call__", None)  # noqa: B004
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # names that exist only for type checkers, a builtin
+        return []
+    return [hint for name, hint in hints.items() if name != "return"]
+
+
+def find_classes(*annotations: object) -> dict[str, type | None]:
+    """The classes in annotations, and in those of their fields, by their last name. None for a name
+    that two of them have.
+
+    >>> find_classes(list[Path], dict[str, int | None])["Path"]
+    <class 'pathlib.Path'>
+    """
+    found: dict[str, type | None] = {}
+    waiting = list(annotations)
+    seen: list[object] = []
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.append(each)
+        waiting += typing.get_args(each)
+        if isinstance(each, type) and typing.get_origin(each) is None:
+            found[each.__name__] = None if each.__name__ in found else each
+            if hasattr(each, "__dataclass_fields__") or hasattr(each, "_fields"):
+                waiting += read_annotations(each)
+    return found
+
+
+def class_name(named: str) -> str:
+    """The last part of the name that a guest has for a class, "module:Outer.Class"."""
+    return named.rpartition(":")[2].rpartition(".")[2]
 
 
 def describe_parameters(signature: inspect.Signature | None) -> list[dict[str, str | None]]:

@@ -29,7 +29,6 @@ class Branches:
         self._no_store = ""  # why there is no store
         if "archive_size" in setup:  # a container's workspace is opened before any code runs
             self.store, self._no_store = archive_store.choose_store(setup)
-        self.active = Branch(self._new_worker())
         self._branches = {0: self.active}
         self._checkpoints: Dict[int, Checkpoint] = {}
         self._copy: Optional[Copy] = None
@@ -37,8 +36,13 @@ class Branches:
         self._heir: Optional[WorkerProcess] = None  # becomes active when the active one is dead
         self.replacing = False  # while True, init starts no worker for one that has ended
 
+    active: Branch = property(  # type: ignore[assignment]
+        lambda self: self._init.default.branch,
+        lambda self, branch: setattr(self._init.default, "branch", branch),
+    )
+
     def _new_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._init, self._setup, self._init.on_worker_frame)
+        return WorkerProcess(self._init, self._setup, self._init.default.on_frame)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -86,7 +90,7 @@ class Branches:
         checkpoint = self._checkpoints.get(number)
         if checkpoint is None:
             self._reply(frame, NO_CHECKPOINT, {"lost": True})
-            self._init.start_worker()
+            self._init.default.start_worker()
             return
 
         def done(copy: Copy) -> None:
@@ -94,7 +98,7 @@ class Branches:
             if copy.error:
                 self._release(copy.worker, copy.files)
                 self._reply(frame, f"{copy.error}; variables are lost, files are as they were")
-                self._init.start_worker()
+                self._init.default.start_worker()
                 return
             self._activate(copy.worker)
             files, checkpoint.files = checkpoint.files, ""
@@ -130,8 +134,7 @@ class Branches:
     def release(self, frame: wire.Frame) -> None:
         if frame.header.get("stuck"):
             self._cancel_copy()
-            self._reply(frame)
-            return
+            return self._reply(frame)
         number = int(frame.header["number"])
         checkpoint, branch = self._checkpoints.pop(number, None), self._branches.pop(number, None)
         if checkpoint is not None:
@@ -182,7 +185,7 @@ class Branches:
         if target.worker.pid:
             self._wake()
         else:
-            self._init.start_worker()
+            self._init.default.start_worker()
 
     # -- making copies ----------------------------------------------------------------------
 
@@ -365,7 +368,7 @@ class Branches:
         if branch.asleep:
             branch.asleep = False
             branch.worker.send(wire.pack(wire.WAKE, 0))
-        self._init.send_functions()
+        self._init.default.send_functions()
 
     def _stop(self, branch: Branch) -> None:
         """Stop the processes of the active branch: all that belong to no other."""
@@ -394,6 +397,4 @@ class Branches:
 
 
 def _describe(error: int) -> str:
-    if error == errno.EAGAIN:
-        return "out of processes"
-    return os.strerror(error) if error else ""
+    return "out of processes" if error == errno.EAGAIN else os.strerror(error) if error else ""

@@ -17,18 +17,19 @@ def describe_exit(status: int) -> Dict[str, Any]:
     return {"signal": None, "exit_code": os.WEXITSTATUS(status)}
 
 
-def kill_leftovers(init: Any) -> None:
-    """Kill all processes that the worker started. One kill(-1) is enough if there are no others."""
-    if init.sessions() or init.branches.protected():
-        _kill_wanted(init, lambda pid: True)
+def kill_leftovers(init: Any, others: "Set[int]") -> None:
+    """Kill all processes that a worker started, and not `others`, with what they started. One
+    kill(-1) is enough if there are no others."""
+    if others or init.sessions() or init.branches.protected():
+        _kill_wanted(init, others, lambda pid: True)
     else:
         _signal_all(signal.SIGKILL)
 
 
-def kill_since(init: Any, began: float, worker: int) -> None:
+def kill_since(init: Any, began: float, worker: int, others: "Set[int]") -> None:
     """Kill the processes that a cell has started: it passed a limit, but its interpreter lives."""
     ticks = int(began * os.sysconf("SC_CLK_TCK"))
-    _kill_wanted(init, lambda pid: pid != worker and read_start_time(pid) >= ticks)
+    _kill_wanted(init, others, lambda pid: pid != worker and read_start_time(pid) >= ticks)
 
 
 def threads_since(worker: int, began: float) -> bool:
@@ -46,16 +47,17 @@ def _signal_all(number: int) -> None:
         os.kill(-1, number)
 
 
-def _kill_wanted(init: Any, wanted: "Callable[[int], bool]") -> None:
-    """First one call stops all processes, so that none can escape by forking."""
+def _kill_wanted(init: Any, others: "Set[int]", wanted: "Callable[[int], bool]") -> None:
+    """First one call stops all processes, so that none can escape by forking. What belongs to
+    `others`, or to a process that the host has started, survives."""
     _signal_all(signal.SIGSTOP)
     wait_until_stopped(set(), KILL_TIMEOUT)
-    sessions = init.sessions()
-    others, asleep = init.branches.protected(), init.branches.asleep()
+    owners = init.sessions() | others
+    parked, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
     while True:  # a process that was being forked at the stop appears a moment later
-        found = [p for p in list_processes() if p not in others and p not in killed and wanted(p)]
-        victims = [p for p in found if not _in_sessions(p, sessions)]
+        found = [p for p in list_processes() if p not in parked and p not in killed and wanted(p)]
+        victims = [p for p in found if not _belongs_to(p, owners)]
         if not victims:
             break
         for pid in victims:
@@ -139,11 +141,18 @@ def list_processes() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
-def _in_sessions(pid: int, sessions: "set[int]") -> bool:
+def _belongs_to(pid: int, owners: "Set[int]") -> bool:
+    """True if it is in the session of one, or descends from one, or has ended."""
     try:
-        return os.getsid(pid) in sessions or has_ended(read_stat(pid))
+        if os.getsid(pid) in owners or has_ended(read_stat(pid)):
+            return True
     except OSError:
         return True  # gone meanwhile
+    while owners and pid > 1:
+        if pid in owners:
+            return True
+        pid = read_parent(pid)
+    return False
 
 
 def signal_processes(start_times: Dict[int, int], number: int) -> None:

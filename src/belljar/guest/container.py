@@ -51,6 +51,8 @@ def main(config: Dict[str, Any]) -> NoReturn:
         failure = {"failed": "preload", "message": last[-2000:]}
         channel.sendall(seal(wire.pack(wire.HELLO, 0, failure)))
         os._exit(1)
+    if not os.path.exists(os.environ.get("SHELL", "")):  # an image without bash
+        os.environ["SHELL"] = "/bin/sh"
     os.environ.update(config["env"])
     channel.sendall(seal(wire.pack(wire.HELLO, 0, facts)))
     hooks = {"seal": seal, "fork": sys_.fork, "worker_started": _worker_started}

@@ -7,7 +7,7 @@ import importlib
 import io
 import json
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Union
 
 from ..protocol import messages, values, wire
 from . import figures, libraries
@@ -33,11 +33,15 @@ _show: "Optional[Callable[[Bundle, bool], object]]" = None
 as_csv = False  # send tables as CSV, too; the worker sets it before each cell
 
 
-def install(send: "Callable[[Bundle, bool], object]", show_figures: "Callable[[], None]") -> None:
+def install(
+    send: "Callable[[Bundle, bool], object]",
+    show_figures: "Callable[[], None]",
+    finish: "Callable[..., NoReturn]",
+) -> None:
     global _show
     _show = send
     builtins.display = show  # type: ignore[attr-defined]
-    libraries.install(show, show_figures)
+    libraries.install(show, show_figures, finish)
 
 
 class Handle:

@@ -5,18 +5,19 @@ Nothing here may block init: files are opened without blocking, and only regular
 census is cheap, and gives up where it would not be.
 """
 
+import contextlib
 import errno
 import json
 import operator
 import os
 import stat as modes
-import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..protocol import messages, removal, wire
 from . import trees
 
 Answer = Tuple[Dict[str, Any], bytes]
+MAX_LINKS = 40  # in one path, as many as Linux follows
 
 
 def serve(init: Any, frame: wire.Frame) -> None:
@@ -24,7 +25,9 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "read": _read,
         "write": _write,
         "list": _list,
-        "stat": lambda frame: (_describe(frame.header["path"]), b""),
+        "stat": _stat,
+        "realpath": _resolve,
+        "watch": _watch,
         "make_dir": _make_dir,
         "remove": _remove,
         "rename": _rename,
@@ -69,7 +72,8 @@ def _read(frame: wire.Frame) -> Answer:
 def _write(frame: wire.Frame) -> Answer:
     header = frame.header
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
-    os.makedirs(os.path.dirname(header["path"]), exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # a file: then open() says that it is no directory
+        os.makedirs(os.path.dirname(header["path"]), exist_ok=True)
     fd = trees.open_regular(header["path"], flags)
     try:
         view = memoryview(frame.payload)
@@ -93,14 +97,82 @@ def _list(frame: wire.Frame) -> Answer:
     return {"total": len(names)}, json.dumps(found).encode("ascii")
 
 
-def _describe(path: str) -> Dict[str, Any]:
-    status = os.lstat(path)
-    return {
-        "type": trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other"),
+def _stat(frame: wire.Frame) -> Answer:
+    return _describe(frame.header["path"], follow=frame.header.get("follow") is True), b""
+
+
+def _describe(path: str, *, follow: bool = False) -> Dict[str, Any]:
+    status = os.stat(path) if follow else os.lstat(path)
+    kind = _get_type(status)
+    described = {
+        "type": kind,
         "size": status.st_size,
         "mode": modes.S_IMODE(status.st_mode),
         "mtime": status.st_mtime,
+        "uid": status.st_uid,
+        "gid": status.st_gid,
     }
+    if kind == "symlink":
+        described["target"] = os.readlink(path)
+        with contextlib.suppress(OSError):  # it leads nowhere, or in a circle
+            described["target_type"] = _get_type(os.stat(path))
+    return described
+
+
+def _get_type(status: os.stat_result) -> str:
+    return trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
+
+
+def _resolve(frame: wire.Frame) -> Answer:
+    """The path without links. The kernel resolves it: it bounds the number of links, and Python's
+    realpath() does not."""
+    if frame.header.get("strict") is False:
+        return {"path": _resolve_missing(frame.header["path"])}, b""
+    fd = os.open(frame.header["path"], os.O_PATH | os.O_CLOEXEC)
+    try:
+        found, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    now = os.lstat(path)  # a file that was removed meanwhile has no path
+    if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return {"path": path}, b""
+
+
+def _resolve_missing(path: str) -> str:
+    """The same for a path of which parts may be missing: name by name, as the kernel does it."""
+    found, links = "", 0
+    names = path.split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name == "..":
+            found = os.path.dirname(found).rstrip("/")
+        elif name not in ("", "."):
+            try:
+                target = os.readlink(f"{found}/{name}")
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                found = f"{found}/{name}"  # no link, or missing
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if target.startswith("/"):
+                found = ""
+            names += target.split("/")[::-1]
+    return found or "/"
+
+
+def _watch(frame: wire.Frame) -> Answer:
+    """All entries of a directory. The host compares them with those of its last request."""
+    path, most = frame.header["path"], messages.MAX_WATCHED
+    os.close(os.open(path, removal.DIRECTORY & ~os.O_NOFOLLOW))
+    found = take_census(path, most, WATCH_TIMEOUT, deep=frame.header.get("recursive") is True)
+    data = b"" if found is None else json.dumps(list(found.items())).encode("ascii")
+    if found is None or len(data) > messages.MAX_PART:
+        raise OSError(errno.E2BIG, f"it has more than {most} entries, too many to watch")
+    return {}, data
 
 
 def _make_dir(frame: wire.Frame) -> Answer:
@@ -120,42 +192,22 @@ def _rename(frame: wire.Frame) -> Answer:
 
 # -- census ---------------------------------------------------------------------------------------
 
-# type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode
+# type ("file", "dir", "symlink", "other"), size, mtime_ns, ctime_ns, inode, mode
 Entry = Tuple[Any, ...]
 Census = Dict[str, Entry]
 
 MAX_PATH = 4000  # bytes below the root: no program opens a longer path in one call
 CLOCK_INTERVAL = 64  # entries between two checks of the clock
-_get_state = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+WATCH_TIMEOUT = 0.5  # seconds
+_get_state = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_mode")
 
 
-class WatchedDirectory:
-    """A directory that is examined before and after each cell. While it is empty, one stat() is
-    enough."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._empty: Optional[Tuple[int, int, int]] = None  # device, inode, ctime
-
-    def take_census(self) -> Optional[Census]:
-        try:
-            status = os.stat(self._root)
-        except OSError:
-            return None
-        # A new or removed entry changes the ctime, which no process can set.
-        state = status.st_dev, status.st_ino, status.st_ctime_ns
-        if state == self._empty:
-            return {}
-        # If it changed just now, the next change might get the same time.
-        settled = time.time_ns() - status.st_ctime_ns > messages.FRESH
-        found = take_census(self._root)
-        self._empty = state if found == {} and settled else None
-        return found
-
-
-def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[Census]:
+def take_census(
+    root: str, most: int = 5000, seconds: float = 0.05, *, deep: bool = True
+) -> Optional[Census]:
     """All entries below `root` by relative path; None if they take more than `most` entries or
-    `seconds` of CPU time. It does not recurse, and needs two descriptors at any depth."""
+    `seconds` of CPU time. It does not recurse, and needs two descriptors at any depth. With
+    `deep=False` only those in `root` itself."""
     found: Census = {}
     deadline = trees.Deadline(seconds)
     try:
@@ -169,7 +221,8 @@ def take_census(root: str, most: int = 5000, seconds: float = 0.05) -> Optional[
             inner = _add_entries(top, directory, found, most, deadline)
             if inner is None:
                 return None
-            pending += inner
+            if deep:
+                pending += inner
     finally:
         os.close(top)
     return found
@@ -193,7 +246,7 @@ def _add_entries(
                 except OSError:
                     continue  # removed meanwhile
                 path = prefix + entry.name
-                kind = trees.FILE_TYPES.get(modes.S_IFMT(status.st_mode), "other")
+                kind = _get_type(status)
                 found[path] = (kind, *_get_state(status))
                 if kind == "dir":
                     inner.append(path)

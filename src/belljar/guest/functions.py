@@ -6,6 +6,8 @@ A stub looks like the host's function and checks its arguments; WorkerChannel ma
 import builtins
 import functools
 import inspect
+import sys
+import threading
 from typing import Any, Callable, Dict, Tuple, Type
 
 from ..protocol import messages
@@ -24,17 +26,54 @@ class HostError(Exception):
     """A host function failed with an error that is not a builtin."""
 
 
-def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
-    """A function that passes its arguments to `call(name, args, kwargs)`.
+class CellEnded(BaseException):
+    """Ends a cell with a result. `except Exception` does not catch it."""
+
+
+class CellReturn(CellEnded):
+    """A `return` at the top level of a cell."""
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__()
+        self.value = value
+
+
+def ends_cell(error: BaseException) -> bool:
+    """True for CellEnded, and for a group that has nothing else: a TaskGroup makes one."""
+    group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+    if group is not None and isinstance(error, group):
+        return all(map(ends_cell, error.exceptions))
+    return isinstance(error, CellEnded)
+
+
+def check_thread(name: str) -> None:
+    """An exception ends its own thread only: what ends a cell must be called in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            f"{name}() ends the cell, which another thread cannot do: let the thread return, and "
+            "call it where the cell itself runs"
+        )
+
+
+def make_stub(spec: Dict[str, Any], call: Call, call_async: Call) -> Callable[..., Any]:
+    """A function that passes its arguments to `call(name, args, kwargs)`, or to `call_async` if it
+    is to be awaited.
 
     The host fills in defaults, which may not be data.
     """
     name = spec["name"]
     shape = messages.build_signature(spec)
     check = _make_checker(name, shape)
+    ends, awaitable = bool(spec.get("ends_cell")), spec.get("awaitable")
 
     def stub(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
+        if ends:
+            check_thread(name)
+        if awaitable == "always" or (awaitable and find_loop() is not None):
+            coroutine = call_async(name, args, kwargs)
+            coroutine.__name__ = coroutine.__qualname__ = name  # for "... was never awaited"
+            return coroutine
         return call(name, args, kwargs)
 
     stub.__name__ = stub.__qualname__ = name
@@ -47,6 +86,15 @@ def make_stub(spec: Dict[str, Any], call: Call) -> Callable[..., Any]:
     }
     stub.__signature__ = shape  # type: ignore[attr-defined]
     return stub
+
+
+def find_loop() -> Any:
+    """The event loop of asyncio that runs in this thread; None if there is no such loop."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _make_checker(name: str, shape: inspect.Signature) -> Callable[..., None]:

@@ -7,61 +7,32 @@ command has started, and a few seconds at most to remove a tree or to get room f
 
 The worker cannot signal it (PID 1 has no handler that the worker could trigger), trace it or open
 its descriptors (it is not dumpable).
-
-Longer than other files: the state of a cell is read best beside all that changes it.
 """
 
 import contextlib
+import functools
 import gc
-import json
 import os
 import resource
 import select
 import signal
 import sys
-import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
-from . import commands, file_requests, poller, processes
+from . import file_requests, poller, processes
 from .branches import Branches
+from .cells import Interpreter, WatchedDirectory
 from .poller import OutputReader
 from .sources import Source
-from .worker_process import WorkerProcess
 
 HIGH_WATER = 4 * 1024 * 1024  # bytes waiting for the host; above it, output is not read
 LARGE = 16 * 1024  # bytes of a payload that is sent without a copy
-MAX_STALE = 8  # earlier cells whose pipes are still held open by what they left behind
-MAX_BACKGROUND = 64 * 1024
-FOR_INIT = ("watch", "output", "worker", "functions")  # fields of RUN that are not for the worker
-GONE = {"status": "died", "signal": None, "exit_code": None, "lost": True}
-MAX_CHANGES = 1024 * 1024  # bytes that describe changed files
 # While a cell starts or ends, some events need no action yet. Init leaves them until the next
 # event, if that comes soon:
 QUIET_TIME = 0.002  # seconds
 QUIET_ROUNDS = 4  # rounds of the loop
-START_ATTEMPTS = 200  # to start a worker, ten milliseconds apart
-
-
-class Cell:
-    """One run: its output, and what the worker has said about it so far."""
-
-    def __init__(self, request: int, limit: int) -> None:
-        self.request = request
-        self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.ending = False  # it passed a limit: what it started is killed with it
-        self.done: Optional[Dict[str, Any]] = None
-        self.payload = b""
-        self.nonce = b""
-        self.shared: List[int] = []  # the descriptor of its value
-        self.output: Optional[OutputReader] = None
-        self.holders = (0, 0)  # who had its pipes when it began: see Init._holders
-        self.unchanged = False  # the worker's standard streams still are these pipes
-        self.room = limit
-        self.calls: Set[int] = set()  # of host functions, under way
-        self.watched = False  # the host wants to know which files change
-        self.files: Optional[file_requests.Census] = None  # before the cell
 
 
 class Init:
@@ -87,22 +58,21 @@ class Init:
         self._out = Outbox()
         self._waiting = False  # for room to write
         self._paused: List[Any] = []  # output readers and worker processes
-        self._cell: Optional[Cell] = None
-        self._stale: List[OutputReader] = []  # output of earlier cells
-        self._last: Optional[Cell] = None  # whose pipes may be used again
-        self._unwatched: List[OutputReader] = []  # to be watched again when the quiet rounds end
+        self.watch_again: List[OutputReader] = []  # to be watched again when the quiet rounds end
         self._quiet = 0  # rounds that are left
         self._holding = False  # keep frames for the host until the cell is over
-        self._workspace: Optional[file_requests.WatchedDirectory] = None
-        self._background = bytearray()
-        self.branches = Branches(self, setup)
-        self._restarts: List[int] = []  # requests that wait for a new interpreter
+        self.workspace: Optional[WatchedDirectory] = None
+        self.default = Interpreter(self)
+        self.interpreters = {0: self.default}  # and those of contexts
+        if "archive_size" in setup:  # a container's workspace is opened before any code runs
+            self.branches  # noqa: B018
         self.processes: Dict[int, processes.Process] = {}  # by pid; also some that have ended
         self.streams: Dict[int, Source] = {}  # by request
         self._handlers: Dict[int, Callable[[wire.Frame], None]] = {
             wire.INTERRUPT: self._serve_interrupt,
             wire.KILL: self._serve_kill,
-            wire.RESTART: self._serve_restart,
+            wire.RESTART: lambda frame: self._interpreter(frame).restart(frame),
+            wire.CONTEXT: self._serve_context,
             wire.OPEN: lambda frame: processes.open_stream(self, frame),
             wire.PROCESS: lambda frame: processes.serve(self, frame),
             wire.STREAM: self._serve_input,
@@ -110,16 +80,16 @@ class Init:
             wire.END: self._serve_end,
             wire.FILE: lambda frame: file_requests.serve(self, frame),
             wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
-            wire.PART: self._serve_part,
-            wire.KEEP: self.branches.keep,
-            wire.RETURN: self.branches.go_back,
-            wire.RELEASE: self.branches.release,
-            wire.SWITCH: self.branches.switch,
+            wire.PART: lambda frame: (self._find(frame) or self.default).part(frame),
+            wire.KEEP: lambda frame: self.branches.keep(frame),
+            wire.RETURN: lambda frame: self.branches.go_back(frame),
+            wire.RELEASE: lambda frame: self.branches.release(frame),
+            wire.SWITCH: lambda frame: self.branches.switch(frame),
         }
 
-    @property
-    def _worker(self) -> WorkerProcess:
-        return self.branches.active.worker
+    @functools.cached_property
+    def branches(self) -> Branches:
+        return Branches(self, self.setup)
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -128,26 +98,30 @@ class Init:
         self.selector.register(self._incoming, poller.READ, self._on_channel)
         self.selector.register(child_signals(), poller.READ, self._on_child)
         gc.freeze()
-        self._worker.start()
+        self.default.worker.start()
         while True:
             found = self.selector.wait(QUIET_TIME if self._quiet else None)
             if self._quiet:
                 self._quiet = self._quiet - 1 if found else 0
                 if not self._quiet:
-                    self._end_quiet()
+                    self.end_quiet()
             if not self._holding and (self._out.pending or self._waiting or self._paused):
                 self._flush()
 
-    def _end_quiet(self) -> None:
+    def end_quiet(self) -> None:
         self._quiet, self._holding = 0, False
-        readers, self._unwatched = self._unwatched, []
+        readers, self.watch_again = self.watch_again, []
         for reader in readers:
             if reader.pipes:
                 reader.watch()
 
+    def begin_quiet(self, hold: bool = False) -> None:
+        """With `hold`, frames for the host wait, too."""
+        self._quiet, self._holding = QUIET_ROUNDS, self._holding or hold
+
     def watch_later(self, reader: OutputReader) -> None:
         """It would wake init for little: in a moment there may be more."""
-        self._unwatched.append(reader)
+        self.watch_again.append(reader)
         self._quiet = self._quiet or QUIET_ROUNDS
 
     def _on_channel(self, channel: Any, events: int) -> None:
@@ -165,9 +139,9 @@ class Init:
         for frame in self._reader.frames():
             fds = (self._inbox.take(),) if "shared" in frame.header else ()
             if frame.kind == wire.RUN:
-                self._serve_run(frame, fds)
+                self._interpreter(frame).run(frame, fds)
             elif frame.kind == wire.ANSWER:
-                self._serve_answer(frame, fds)
+                (self._find(frame) or self.default).answer(frame, fds)
             else:
                 close_all(fds)
                 self._handlers[frame.kind](frame)
@@ -256,135 +230,46 @@ class Init:
 
     # -- requests ---------------------------------------------------------------------------
 
-    def _serve_run(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
-        if self._cell is not None:
-            close_all(fds)
-            self.send(wire.REPLY, frame.request, {"error": "busy"})
-            return
-        self._reap()  # this cell is not to blame for a worker that died since the last one
-        if not self.branches.active.worker.pid:
-            self._ensure_worker()
-        branch = self.branches.active
-        worker = branch.worker
-        cell = self._cell = Cell(frame.request, int(frame.header["output"]))
-        self._reuse_pipes(cell, worker)
-        self._close_stale()
-        if frame.header.get("worker") not in (None, worker.pid):
-            close_all(fds)
-            self._finish(cell, dict(GONE))  # the worker that received the value is dead
-            return
-        if "functions" in frame.header:
-            branch.functions = frame.header["functions"]
-            self.send_functions()
-        cell.watched = bool(frame.header.get("watch"))
-        if cell.watched:
-            if self._workspace is None:
-                self._workspace = file_requests.WatchedDirectory(self.setup["workspace"])
-            cell.files = self._workspace.take_census()
-        header = {k: v for k, v in frame.header.items() if k not in FOR_INIT}
-        pipes = self._open_pipes() if cell.output is None else []
-        fds = (*(writing for _, writing in pipes), *fds)
-        header["fds"], header["pipes"] = len(fds), len(pipes)
-        worker.send(wire.pack(wire.CELL, frame.request, header, frame.payload), fds)
-        # The code runs from here on: what follows does not delay it.
-        if cell.output is None:
-            names = {reading: name for (reading, _), name in zip(pipes, ("stdout", "stderr"))}
-            cell.output = OutputReader(self, names, self._on_output)
-        if not worker.pid:
-            self._finish(cell, dict(GONE))
+    def _interpreter(self, frame: wire.Frame) -> Interpreter:
+        return self.interpreters[frame.header.get("context", 0)]
 
-    def _reuse_pipes(self, cell: Cell, worker: WorkerProcess) -> None:
-        """Take the pipes of the last cell if it wrote nothing, and only the worker has them."""
-        last, self._last = self._last, None
-        cell.holders = self._holders(worker)
-        if last is None or last.output is None:
+    def _find(self, frame: wire.Frame) -> Optional[Interpreter]:
+        """The interpreter that runs the cell of this request."""
+        for each in self.interpreters.values():
+            if each.cell is not None and each.cell.request == frame.request:
+                return each
+        return None
+
+    def _serve_context(self, frame: wire.Frame) -> None:
+        number = frame.header["context"]
+        if frame.header["op"] == "remove":
+            self.interpreters[number].remove(frame.request)
             return
-        quiet = not last.output.size and len(last.output.pipes) == 2
-        if quiet and last.unchanged and cell.holders == last.holders != (0, 0):
-            cell.output = last.output
+        if not os.path.isdir(frame.header["cwd"]):
+            error = {"error": f"{frame.header['cwd']} is not a directory"}
+            self.send(wire.REPLY, frame.request, error)
+            return
+        made = self.interpreters[number] = Interpreter(self, frame.header)
+        made.ensure_worker()
+        if made.worker.pid:
+            self.send(wire.REPLY, frame.request)
         else:
-            self._stale.append(last.output)
-
-    def _holders(self, worker: WorkerProcess) -> Tuple[int, int]:
-        """The worker, and the last pid that the kernel has given to a process or a thread here: if
-        neither has changed, no other process has a pipe of the worker. (0, 0): unknown."""
-        if "source" not in self.setup:
-            return 0, 0
-        try:
-            fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return worker.pid, int(os.read(fd, 128).split()[-1])
-            finally:
-                os.close(fd)
-        except OSError:
-            return 0, 0  # out of descriptors or memory
-
-    def _ensure_worker(self) -> None:
-        """Try for a while: the last attempt may have met the process limit, against which killed
-        processes (a whole fork bomb) count until they are gone."""
-        for _ in range(START_ATTEMPTS):
-            if self._worker.pid:
-                return
-            self.start_worker()
-            if not self._worker.pid:
-                time.sleep(0.01)
-                self._reap()
-
-    def start_worker(self) -> None:
-        self._worker.start()
-        self.send_functions()
-
-    def send_functions(self) -> None:
-        functions = self.branches.active.functions
-        if functions:
-            self._worker.send(wire.pack(wire.FUNCTIONS, 0, {"functions": functions}))
-
-    def _serve_part(self, frame: wire.Frame) -> None:
-        """The host sends the next part when this one has gone to the worker."""
-        request, header = frame.request, frame.header
-        self._worker.send(wire.pack(wire.PART, request, header, frame.payload))
-        # Name the worker: one that replaces a dead worker does not have the earlier parts.
-        taken = {"key": header["key"], "worker": self._worker.pid}
-        self._worker.when_sent(lambda: self.send(wire.TAKEN, request, taken))
-
-    def _serve_answer(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
-        cell, call = self._cell, frame.header["call"]
-        if cell is None or cell.request != frame.request or call not in cell.calls:
-            close_all(fds)
-            return
-        cell.calls.discard(call)
-        header = {**frame.header, "fds": len(fds)}
-        self._worker.send(wire.pack(wire.ANSWER, call, header, frame.payload), fds)
-
-    def _refuse_call(self, call: int, why: str) -> None:
-        header = {"call": call, "ok": False, "name": "RuntimeError", "message": why}
-        self._worker.send(wire.pack(wire.ANSWER, call, header))
-
-    def _open_pipes(self) -> "List[Tuple[int, int]]":
-        """For output and errors; fewer if init has no descriptors left."""
-        pipes: List[Tuple[int, int]] = []
-        try:
-            for _ in range(2):
-                pipes.append(os.pipe())
-        except OSError:
-            self._worker.signal(signal.SIGKILL)  # reported as the end of this cell
-        return pipes
+            del self.interpreters[number]
+            self.send(wire.REPLY, frame.request, {"error": "out of processes or memory"})
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
-        source = self.streams.get(frame.request)
+        source, interpreter = self.streams.get(frame.request), self._find(frame)
         if source is not None:
             source.signal(signal.SIGINT)
-        elif self._cell is not None and self._cell.request == frame.request:
-            self._cell.ending = self._cell.ending or bool(frame.header.get("end"))
-            if not self._cell.done:  # else it would reach the next cell
-                self._worker.signal(signal.SIGINT)
+        elif interpreter is not None:
+            interpreter.interrupt(frame)
 
     def _serve_kill(self, frame: wire.Frame) -> None:
-        source = self.streams.get(frame.request)
+        source, interpreter = self.streams.get(frame.request), self._find(frame)
         if source is not None:
             source.kill()
-        elif self._cell is not None and self._cell.request == frame.request:
-            self._worker.signal(signal.SIGKILL)
+        elif interpreter is not None:
+            interpreter.worker.signal(signal.SIGKILL)
 
     # A stream may have ended before init has the host's last frames of it.
 
@@ -407,161 +292,17 @@ class Init:
         """Of processes: they survive the worker. Each is the leader of its session."""
         return {pid for pid, process in self.processes.items() if process.alive}
 
-    def _serve_restart(self, frame: wire.Frame) -> None:
-        self._restarts.append(frame.request)
-        if self._worker.pid:
-            self._worker.signal(signal.SIGKILL)
-        else:
-            self._reply_to_restarts()  # it has died, and there was no room for another one yet
-
-    def _reply_to_restarts(self) -> None:
-        if self._restarts:
-            self.branches.active.state_lost = False  # the host asked for it
-        for request in self._restarts:
-            self.send(wire.REPLY, request, {})
-        self._restarts.clear()
-
-    # -- output -----------------------------------------------------------------------------
-
-    def _on_output(self, reader: OutputReader, name: str, data: bytes) -> None:
-        cell = self._cell
-        if cell is None or reader is not cell.output:
-            room = MAX_BACKGROUND - len(self._background)
-            self._background += data[:room]
-            return
-        if cell.room >= 0:
-            kept = data[: cell.room]
-            if kept:
-                self.send(wire.STREAM, cell.request, {"name": name}, kept)
-            cell.room -= len(data)
-            if cell.room < 0:
-                self.send(wire.OVERFLOW, cell.request)
-
-    def _close_stale(self) -> None:
-        """Pipes of earlier cells stay open while a process holds them, up to a limit."""
-        self._stale = [reader for reader in self._stale if reader.pipes]
-        while len(self._stale) > MAX_STALE:
-            self._stale.pop(0).close()
-        # The worker usually closes those of the last cell now: no need to wake up for that.
-        self._quiet = QUIET_ROUNDS
-        for reader in self._stale:
-            reader.unwatch()
-        self._unwatched += self._stale
-
-    # -- the worker -------------------------------------------------------------------------
-
-    def on_worker_frame(self, worker: WorkerProcess, frame: wire.Frame, fds: List[int]) -> None:
-        cell, kind, active = self._cell, frame.kind, worker is self.branches.active.worker
-        if active and cell is not None and kind == wire.CALL:
-            self._on_call(cell, frame, fds)
-            return
-        if active and cell is not None and kind == wire.CELL_DONE:
-            self._on_done(worker, cell, frame, fds)
-            return
-        if fds:
-            close_all(fds)  # no other frame brings a value
-        if not active or kind in (wire.FORKED, wire.READY):
-            self.branches.on_frame(worker, frame)
-        elif cell is None:
-            if kind == wire.CALL:  # other frames between cells are about nothing
-                self._refuse_call(frame.request, "host functions answer only while a cell runs")
-        elif kind == wire.CELL_RESULT:
-            if cell.output is not None:
-                cell.output.read()
-            self.send(wire.RESULT, cell.request, messages.check_result(frame.header), frame.payload)
-        elif kind == wire.PART:
-            self.send(wire.PART, cell.request, messages.check_part(frame.header), frame.payload)
-        elif kind == wire.SYNCED and cell.done and frame.payload == cell.nonce:
-            if cell.ending and commands.threads_since(worker.pid, cell.began):
-                worker.signal(signal.SIGKILL)  # a limit ends all that the cell has started
-            else:
-                self._finish(cell, cell.done, cell.payload)
-
-    def _on_done(
-        self, worker: WorkerProcess, cell: Cell, frame: wire.Frame, fds: List[int]
-    ) -> None:
-        """Init believes this only when the worker reads its socket again: the worker may claim to
-        be done and then exit, and the exit status is what counts. It cannot guess the nonce."""
-        if frame.request != cell.request or cell.done:
-            close_all(fds)
-            return
-        cell.shared = fds
-        cell.unchanged = frame.header.get("unchanged") is True
-        cell.done = messages.check_done(frame.header, frame.payload, self.setup["result"])
-        cell.payload = frame.payload
-        cell.nonce = os.urandom(16)
-        worker.send(wire.pack(wire.SYNC, cell.request, None, cell.nonce))
-        self._quiet, self._holding = QUIET_ROUNDS, True
-
-    def _on_call(self, cell: Cell, frame: wire.Frame, fds: List[int]) -> None:
-        call = frame.request
-        try:
-            header = messages.check_call(frame.header)
-            if call in cell.calls or len(cell.calls) >= wire.MAX_CALLS:
-                raise wire.WireError("a cell has too many calls of host functions under way")
-        except wire.WireError:
-            close_all(fds)
-            raise
-        cell.calls.add(call)
-        if cell.output is not None:
-            cell.output.read()
-        header["call"] = call
-        self.send(wire.CALL, cell.request, header, frame.payload, tuple(fds))
-
-    def _finish(self, cell: Cell, header: Dict[str, Any], payload: bytes = b"") -> None:
-        branch = self.branches.active
-        if cell.ending and branch.worker.pid:
-            commands.kill_since(self, cell.began, branch.worker.pid)
-        if cell.output is not None:
-            cell.output.read()
-        self._cell = None
-        for reader in self._stale:
-            reader.read(1)  # usually its end
-        self._end_quiet()
-        if self._last is not None and self._last.output is not None:
-            self._stale.append(self._last.output)
-        self._last = cell
-        for call in cell.calls:
-            self._refuse_call(call, "the cell that called it has ended")
-        if cell.watched:
-            self._send_changes(cell)
-        if self._background:
-            data = bytes(self._background)
-            self.send(wire.STREAM, cell.request, {"name": "background"}, data)
-            self._background.clear()
-        header = dict(header)
-        if branch.state_lost:
-            header["state_lost"] = True
-        branch.state_lost = bool(header.get("lost"))
-        fds, cell.shared = tuple(cell.shared), []
-        if header.get("status") != "ok":
-            close_all(fds)
-            fds = ()
-            header.pop("shared", None)
-        self.send(wire.DONE, cell.request, header, payload, fds)
-
-    def _send_changes(self, cell: Cell) -> None:
-        assert self._workspace is not None
-        now = self._workspace.take_census() if cell.files is not None else None
-        if now is None or cell.files is None:
-            self.send(wire.CHANGES, cell.request, {"unknown": True})
-        elif now != cell.files:
-            found = json.dumps(file_requests.compare_census(cell.files, now)).encode("ascii")
-            known = len(found) <= MAX_CHANGES
-            header = None if known else {"unknown": True}
-            self.send(wire.CHANGES, cell.request, header, found if known else b"")
-
     # -- deaths -----------------------------------------------------------------------------
 
     def _on_child(self, pipe: Any, events: int) -> None:
         drain(pipe)
-        self._reap()
+        self.reap()
 
     def watch_worker(self, pidfd: int) -> None:
         """One that is not init's child."""
-        self.selector.register(pidfd, poller.READ, lambda pidfd, events: self._reap())
+        self.selector.register(pidfd, poller.READ, lambda pidfd, events: self.reap())
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
         source = self.setup.get("source")
         if source is not None:
             for pidfd, pid, status in source.take_ended():
@@ -576,15 +317,19 @@ class Init:
             if pid == 0:
                 break
             self._on_exit(pid, status)
-        branch = self.branches.active
-        if not branch.worker.pid and not branch.released and not self.branches.replacing:
-            self.start_worker()
+        for interpreter in self.interpreters.values():
+            branch = interpreter.branch
+            ending = branch.released or interpreter.removed
+            replacing = interpreter is self.default and self.branches.replacing
+            if not branch.worker.pid and not ending and not replacing:
+                interpreter.start_worker()
 
     def _on_exit(self, pid: int, status: int) -> None:
         branches = self.branches
-        if pid == branches.active.worker.pid:
-            self._on_worker_gone(status)
-            return
+        for interpreter in self.interpreters.values():
+            if pid == interpreter.worker.pid:
+                interpreter.on_worker_gone(status)
+                return
         store, parked = branches.store, branches.find_worker(pid)
         if store is not None and store.on_exit(pid, status):
             return
@@ -594,19 +339,6 @@ class Init:
         process = self.processes.get(pid)
         if process is not None and process.alive:
             process.on_exit(status)
-
-    def _on_worker_gone(self, status: int) -> None:
-        """`status` is from the kernel. Kill the processes that the worker left."""
-        self._worker.close()
-        self.branches.on_lost(self._worker)
-        commands.kill_leftovers(self)
-        if self._cell is not None:
-            cell = self._cell
-            self._finish(cell, {"status": "died", **commands.describe_exit(status), "lost": True})
-        else:
-            self.branches.active.state_lost = True
-        self._reply_to_restarts()
-        self.branches.on_active_gone()
 
 
 def close_descriptors(keep: "set[int]") -> None:

@@ -1,27 +1,28 @@
-"""Changes to libraries when a cell imports them, so that `show()` shows; and notebook habits.
+"""Changes to libraries when a cell imports them, so that `show()` shows; IPython's names.
 
 Nothing is imported ahead: a library that no cell uses costs nothing, and one that the environment
 has loaded before is arranged when the worker starts.
 """
 
 import base64
+import builtins
 import html
 import importlib
 import importlib.machinery
 import json
 import os
-import re
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, NoReturn, Optional
 
-from ..protocol import messages
 from . import chart_elements, figures
 
 Show = Callable[..., Any]
 
 
-def install(show: Show, show_figures: "Callable[[], None]") -> None:
-    """`show` is the display() of the cells."""
+def install(
+    show: Show, show_figures: "Callable[[], None]", finish: "Callable[..., NoReturn]"
+) -> None:
+    """`show` is the display() of the cells, `finish` what `belljar.finish` is in them."""
     arrange: Dict[str, Callable[[Any], None]] = {
         "matplotlib.pyplot": lambda module: figures.replace_show(module, show_figures),
         "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
@@ -32,7 +33,7 @@ def install(show: Show, show_figures: "Callable[[], None]") -> None:
     for name in arrange.keys() & sys.modules.keys():
         _apply(arrange[name], sys.modules[name])
     sys.meta_path.insert(0, _Finder(arrange))
-    sys.meta_path.append(_StandInFinder(show))  # a real IPython comes first
+    sys.meta_path.append(_StandInFinder(show, finish))  # a real IPython comes first
 
 
 class _Finder:
@@ -113,12 +114,14 @@ _VERSION = (8, 24, 0)
 
 
 class _StandInFinder:
-    """Finds and loads the stand-in."""
+    """Finds and loads the stand-in, and the module `belljar` of the cells."""
 
-    def __init__(self, show: Show) -> None:
-        self._show = show
+    def __init__(self, show: Show, finish: "Callable[..., NoReturn]") -> None:
+        self._show, self._finish = show, finish
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
+        if name == "belljar":
+            return importlib.machinery.ModuleSpec(name, self)  # type: ignore[arg-type]
         if name not in _PACKAGES and name not in _DISPLAY:
             return None
         top: Any = sys.modules.get("IPython")
@@ -130,15 +133,37 @@ class _StandInFinder:
         return None
 
     def exec_module(self, module: Any) -> None:
-        if module.__name__ in _DISPLAY:
+        if module.__name__ == "belljar":
+            module.__doc__ = "What code in a sandbox of Belljar can use."
+            module.finish = self._finish
+        elif module.__name__ in _DISPLAY:
             module.__dict__.update({kind.__name__: kind for kind in _KINDS})
             _change_ipython(module, self._show)
             module.clear_output = lambda wait=False: None  # results that were sent stay
         elif module.__name__ == "IPython":
-            module.get_ipython = lambda: None  # as in a program outside a notebook
+            # Without notebook=True, as in a program outside a notebook.
+            module.get_ipython = lambda: getattr(builtins, "get_ipython", lambda: None)()
             module.version_info = _VERSION
             module.__version__ = ".".join(map(str, _VERSION))
             importlib.import_module("IPython.display")  # `IPython.display.HTML` needs no import
+
+
+class _Shell:
+    """What `get_ipython()` gives in a notebook. Libraries ask for it in order to find out where
+    they are: the rest is imported when the code uses it."""
+
+    def __init__(self) -> None:
+        self.config: Dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        from . import magics
+
+        return getattr(magics.SHELL, name)
+
+
+def install_shell() -> None:
+    shell = _Shell()
+    builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]
 
 
 class DisplayObject:
@@ -280,56 +305,3 @@ def _is_file(name: str) -> bool:
         return os.path.isfile(name)
     except (OSError, ValueError):  # too long, or with a zero byte: content, not a name
         return False
-
-
-# -- lines that are not Python --------------------------------------------------------------------
-
-_CELL_MAGIC = re.compile(r"%%(\w+)")
-_LINE = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
-_HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
-_INSTALLS = re.compile(r"(?:\S*python\S* -m )?(?:uv )?(?:pip\d?|conda|mamba|apt|apt-get)\b")
-
-_PACKAGES_HINT = (
-    "a cell installs no packages: name them in the sandbox's environment, "
-    "Environment(name, packages=[...])"
-)
-_COMMANDS_HINT = (
-    "use Python (os, pathlib, subprocess), or run commands from the host with "
-    "sandbox.commands.run()"
-)
-_TIME_HINT = "measure with time.perf_counter(), or read the duration of the Execution"
-_HINTS = {
-    **dict.fromkeys(("pip", "conda", "mamba", "uv"), _PACKAGES_HINT),
-    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "ls", "cat", "pwd"), _COMMANDS_HINT),
-    **dict.fromkeys(("time", "timeit", "prun"), _TIME_HINT),
-    "writefile": "write it with open(), or from the host with sandbox.files.write()",
-    "run": "use runpy.run_path()",
-    "cd": "use os.chdir()",
-    "env": "use os.environ",
-    "pylab": "import numpy and matplotlib.pyplot by name",
-}
-
-
-def explain_magic(code: str) -> Optional[str]:
-    """What to write instead of notebook syntax that does not compile; None for other errors."""
-    cell = _CELL_MAGIC.match(code.lstrip())
-    if cell:
-        return _advise(f"%%{cell[1]}", _HINTS.get(cell[1]))
-    lines = code.split("\n")
-    number = messages.find_syntax_error(code)
-    if number is None or number > len(lines):
-        return None
-    line = lines[number - 1].strip()
-    found, help_ = _LINE.match(line), _HELP.match(line)
-    if help_:
-        return _advise(f"{line[:40]!r}", f"use help({(help_[1] or help_[2])[:80]})")
-    if found is None:
-        return None
-    if found[1]:
-        return _advise("!", _PACKAGES_HINT if _INSTALLS.match(found[2]) else _COMMANDS_HINT)
-    return _advise(f"%{found[3]}", _HINTS.get(found[3]))
-
-
-def _advise(what: str, instead: Optional[str]) -> str:
-    said = f"{what} is notebook syntax, not Python"
-    return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

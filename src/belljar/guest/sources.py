@@ -88,7 +88,7 @@ class Source:
         self._update()
 
     def _update(self) -> None:
-        """Read while there is somebody to read for: the fastest reader decides."""
+        """Read while some reader may take more: the fastest one decides."""
         credits = [each.credit for each in self.readers.values()]
         wanted = not credits or max(credits) > wire.STREAM_COST
         self._output.hold(not wanted)

@@ -268,11 +268,13 @@ def scatter(frame: wire.Frame) -> Answer:
     start = messages.LENGTH.size + length
     wanted = json.loads(frame.payload[messages.LENGTH.size : start])[: messages.MAX_ROWS]
     data = memoryview(frame.payload)[start:]
-    os.makedirs(frame.header["path"], exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # a file: then _Root says that it is no directory
+        os.makedirs(frame.header["path"], exist_ok=True)
     verbs: Dict[str, Callable[..., List[Any]]] = {
         "file": _make_file,
         "dir": _make_dir,
         "symlink": _make_symlink,
+        "link": _make_link,
         "remove": _remove,
     }
     rows: List[List[Any]] = []
@@ -357,6 +359,14 @@ def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[A
     except FileExistsError:
         os.unlink(path, dir_fd=root)
         os.symlink(target, path, dir_fd=root)
+    return []
+
+
+def _make_link(root: int, path: str, other: str, part: memoryview) -> List[Any]:
+    _make_parents(root, path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path, dir_fd=root)
+    os.link(other, path, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
     return []
 
 

@@ -34,6 +34,7 @@ SOURCE = "<belljar>"  # the name of every file of Belljar in the guest starts wi
 MAX_TRACEBACK = 32 * 1024  # characters
 MAX_MESSAGE = 8 * 1024
 _VALUE = "__belljar_value__"
+_RETURN = "__belljar_return__"
 SMALL = 4096  # bytes of a result that is sent together with the end of its cell
 # Values that are shown as their repr() alone.
 _SCALAR = frozenset((bool, int, float, complex, str, bytes))
@@ -60,11 +61,11 @@ class Worker:
         self.on_interrupt = self._on_interrupt  # one object, to recognise the handler
         self._last: Any = None  # `_`: the last value, as at Python's prompt
         self._parked: Optional[fork_state.Snapshot] = None  # set in a fork that runs no cells
-        self._functions: Dict[str, Any] = {}  # name -> spec of a host function
+        self._functions: Dict[str, Tuple[Any, Any]] = {}  # name -> spec and stub
         self._forked = False
         self._pyplot_show: Any = None  # what replaced it
         self._named: Set[Tuple[int, int]] = set()  # open files in the workspace
-        display.install(self._show, self._show_figures)
+        display.install(self._show, self._show_figures, self._make_finish())
         builtins.input = _no_input
         builtins.print = streams.print_whole
         sys.argv = [""]
@@ -112,11 +113,18 @@ class Worker:
 
     def _define_functions(self, specs: List[Dict[str, Any]]) -> None:
         """Define host functions, except those that are defined already: the code may have used
-        their names for something else."""
+        their names for something else. Remove those that are not in the list."""
+        namespace, before, self._functions = self._module.__dict__, self._functions, {}
         for spec in specs:
-            if self._functions.get(spec["name"]) != spec:
-                self._functions[spec["name"]] = spec
-                self._module.__dict__[spec["name"]] = functions.make_stub(spec, self._channel.call)
+            name = spec["name"]
+            known, stub = before.pop(name, (None, None))
+            if known != spec:
+                stub = functions.make_stub(spec, self._channel.call, self._channel.call_async)
+                namespace[name] = stub
+            self._functions[name] = spec, stub
+        for name, (_, stub) in before.items():
+            if namespace.get(name) is stub:
+                del namespace[name]
 
     def _serve_cell(self, frame: wire.Frame, fds: List[int]) -> None:
         leftover = streams.find_new_threads(self._threads)
@@ -252,6 +260,8 @@ class Worker:
                 _restore_environment(restore)
             if close_input is not None:
                 close_input()
+        if self._channel.notes and "op" not in frame.header:
+            header["notes"] = self._channel.take_notes()
         return header, payload, value
 
     def _open_input(self) -> "Callable[[], None]":
@@ -277,6 +287,8 @@ class Worker:
 
     def _run_operation(self, frame: wire.Frame, fds: List[int]) -> "Tuple[Dict[str, Any], Any]":
         namespace, operation = self._module.__dict__, frame.header.get("op")
+        if "cwd" in frame.header:
+            os.chdir(frame.header["cwd"])
         header: Dict[str, Any] = {"status": "ok"}
         if operation == "put":
             namespace.update(self._channel.decode_value(frame, fds))
@@ -285,9 +297,17 @@ class Worker:
             name = frame.header["name"]
             if name not in namespace:
                 raise NameError(f"name {name!r} is not defined")
-            return header, values.encode(namespace[name], self._value_limit)
+            describe = _describe_object if frame.header.get("lenient") else None
+            return header, values.encode(namespace[name], self._value_limit, describe=describe)
         code = frame.payload.decode("utf-8", "surrogatepass")
-        value = self._execute(code, self._set_program(frame.header))
+        try:
+            value = self._execute(code, self._set_program(frame.header), frame.header)
+        except BaseException as error:
+            if not functions.ends_cell(error):
+                raise
+            value = None
+            if isinstance(error, functions.CellReturn):
+                header["final"], value = True, error.value
         encoded = None
         if value is not None:
             if namespace.get("_") is self._last:  # unless the code has its own `_`
@@ -299,6 +319,8 @@ class Worker:
     def _set_program(self, header: wire.Header) -> str:
         """Set `sys.argv` and `__file__` for the code of a file; returns its name in tracebacks."""
         display.as_csv = bool(header.get("csv"))
+        if header.get("notebook") and not hasattr(builtins, "get_ipython"):
+            libraries.install_shell()
         if "argv" in header:
             sys.argv = list(header["argv"])
         file: Optional[str] = header.get("file")
@@ -308,14 +330,41 @@ class Worker:
         self._files.add(file)
         return file
 
-    def _execute(self, code: str, name: str) -> Any:
+    def _make_finish(self) -> "Callable[..., NoReturn]":
+        def finish(value: Any = None) -> NoReturn:
+            """End the cell with this value, which becomes `final` of its Execution.
+
+            The value must be data that can travel. `except Exception` does not stop the end.
+            """
+            functions.check_thread("belljar.finish")
+            if os.getpid() != self._channel.pid:
+                raise RuntimeError("only the sandbox's own interpreter can call belljar.finish()")
+            try:
+                limits = self._result_limit, self._output_limit
+                encoded = values.encode(value, *limits, describe=_describe_part).join()
+            except values.CannotTravel as error:
+                raise TypeError(f"belljar.finish(): {error}") from None
+            parts = [{"mime": messages.FINAL, "size": len(encoded), "text": False}]
+            header = {"parts": parts, "main": False, "dropped": [], "cut": False}
+            self._channel.send(wire.CELL_RESULT, 0, header, encoded)
+            raise functions.CellEnded
+
+        finish.__module__ = "belljar"
+        return finish
+
+    def _execute(self, code: str, name: str, header: wire.Header) -> Any:
+        """The value of the last expression. The header says if the code may `return`, by which it
+        raises CellReturn, and if it may be written as for a notebook."""
         self._sources.add(name, code)
         namespace = self._module.__dict__
         expression = _compile_expression(code, name)
         if expression is not None:
             self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
-        tree = _parse_cell(code, name)
+        tree = _parse_cell(code, name, header.get("notebook") is True)
+        returns = header.get("return") is True
+        if returns and _allow_return(tree):
+            namespace[_RETURN] = functions.CellReturn
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
         if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -325,9 +374,13 @@ class Worker:
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         self._sources.keep_lasting(name, compiled)
         namespace.pop(_VALUE, None)
-        made = eval(compiled, namespace)
-        if compiled.co_flags & inspect.CO_COROUTINE:
-            self._await(made)
+        try:
+            made = eval(compiled, namespace)
+            if compiled.co_flags & inspect.CO_COROUTINE:
+                self._await(made)
+        finally:
+            if returns:
+                namespace.pop(_RETURN, None)
         return namespace.pop(_VALUE, None)
 
     def _await(self, coroutine: Any) -> None:
@@ -358,15 +411,22 @@ class Worker:
             return {**header, "value_error": why}, None
         if display.TABLE_MIME in shown:
             return {**header, "shown": True}, None  # a shown table is the value: sent once
+        if "image/png" in shown and figures.is_figure(value):
+            return {**header, "shown": "image/png" not in dropped}, None  # the same for a figure
         return self._add_value(value, header)
 
     def _add_value(self, value: Any, header: Dict[str, Any]) -> "Tuple[Dict[str, Any], Any]":
         try:
-            return header, values.encode(value, self._result_limit, self._output_limit)
+            # The value itself is not described: its text is there.
+            limits = self._result_limit, self._output_limit
+            return header, values.encode(value, *limits, describe=_describe_part)
         except values.CannotTravel as error:
             if " is a matplotlib." in str(error):
                 return header, None  # an artist that plotting returned: its figure is shown
-            return {**header, "value_error": display.cap_text(str(error), 200)}, None
+            why = display.cap_text(str(error), 200)
+            if inspect.iscoroutine(value):
+                why += ", which the code does not await"
+            return {**header, "value_error": why}, None
 
     def _show_figures(self) -> None:
         pyplot = sys.modules.get("matplotlib.pyplot")
@@ -458,19 +518,69 @@ def _compile_expression(code: str, name: str) -> Any:
         return None
 
 
-def _parse_cell(code: str, name: str) -> Any:
+def _parse_cell(code: str, name: str, in_notebook: bool) -> Any:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError:
-        code = messages.drop_magics(code)
+        if not in_notebook:
+            code = messages.drop_magics(code)
+    if in_notebook:
+        from . import notebook  # here: most cells are Python
+
+        return notebook.parse_cell(code, name)
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        advice = libraries.explain_magic(code)
+        from . import magics
+
+        advice = magics.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
+
+
+def _describe_object(value: Any, nested: bool) -> str:
+    return repr(value)
+
+
+def _describe_part(value: Any, nested: bool) -> Optional[str]:
+    return repr(value) if nested else None
+
+
+def _allow_return(tree: Any) -> bool:
+    """Replace each `return` at the top level by a `raise`, which no `except:` of the cell catches.
+    True if there was one."""
+    transformer = _ReturnTransformer()
+    tree.body[:] = [transformer.visit(statement) for statement in tree.body]
+    if transformer.found:
+        ast.fix_missing_locations(tree)
+    return transformer.found > 0
+
+
+class _ReturnTransformer(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.found = 0
+
+    def visit_Return(self, node: Any) -> Any:
+        self.found += 1
+        given = [] if node.value is None else [node.value]
+        call = ast.Call(ast.Name(_RETURN, ast.Load()), given, [])
+        return ast.copy_location(ast.Raise(ast.copy_location(call, node), None), node)
+
+    def visit_Try(self, node: Any) -> Any:
+        before = self.found
+        self.generic_visit(node)
+        if self.found > before and node.handlers:
+            kind = ast.Name(_RETURN, ast.Load())
+            handler = ast.ExceptHandler(kind, None, [ast.Raise(None, None)])
+            node.handlers.insert(0, ast.copy_location(handler, node.handlers[0]))
+        return node
+
+    def _skip(self, node: Any) -> Any:
+        return node  # a `return` in here is not of the cell
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _skip
 
 
 def _format_error(error: BaseException, files: "Set[str]") -> str:

@@ -1,20 +1,25 @@
 """The worker's end of its socket, used by all its threads: cells come in, calls go out.
 
 No thread reads in the background. A thread that waits (the main loop for a cell, any thread for the
-answer of a host function) reads for all of them.
+answer of a host function) reads for all of them; so does an event loop in which calls are awaited.
+
+Longer than other files: calls that wait and calls that are awaited share all that it keeps.
 """
 
 import contextlib
 import errno
+import importlib
 import os
+import re
 import resource
 import select
 import socket
+import sys
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from ..protocol import buffers, values, wire
+from ..protocol import buffers, messages, values, wire
 from ..protocol.buffers import Inbox, close_all
 from . import functions
 
@@ -46,6 +51,11 @@ class WorkerChannel:
         self._parts = buffers.Parts(MAX_VALUE)
         self._calls = 0
         self._slots = threading.BoundedSemaphore(wire.MAX_CALLS)
+        self.notes: List[str] = []  # about values that came in, for the end of a cell
+        self._abandoned: Set[int] = set()  # calls that occupy a slot until their answers come
+        self._waiters: Deque[Callable[[], None]] = deque()  # wake tasks that wait for a slot
+        self._wakers: Dict[int, Callable[[], None]] = {}  # call -> wakes the task that awaits it
+        self._loops: Dict[Any, int] = {}  # event loop -> calls that are awaited in it
 
     def detach(self) -> None:
         """In a fork: release the socket of the original without closing its descriptor."""
@@ -132,8 +142,18 @@ class WorkerChannel:
         return self._requests.popleft()
 
     def decode_value(self, frame: wire.Frame, fds: List[int]) -> Any:
-        """The value that came with a frame."""
-        return values.decode(self._take_blob(frame, fds), MAX_VALUE, MAX_VALUE)
+        """The values that came with a frame, by their names."""
+        reception = values.Reception(_find_class, not frame.header.get("strict"))
+        found = values.decode(self._take_blob(frame, fds), MAX_VALUE, MAX_VALUE, reception)
+        self._keep_notes(re.sub(r"^value\['(\w+)'\]", r"\1", note) for note in reception.notes)
+        return found
+
+    def _keep_notes(self, notes: "Iterable[str]") -> None:
+        self.notes = [*self.notes, *notes][: messages.MAX_NOTES]
+
+    def take_notes(self) -> List[str]:
+        notes, self.notes = self.notes, []
+        return [note[: messages.MAX_REASON] for note in notes]
 
     def _take_blob(self, frame: wire.Frame, fds: List[int]) -> Any:
         if "shared" in frame.header:
@@ -194,11 +214,21 @@ class WorkerChannel:
                 self._parts.keep_only({frame.header.get("key", -1), *self._answers})
                 self._handed = int(frame.header.get("held", 0))
             self._requests.append((frame, fds))
-        elif frame.header["call"] in self._answers:
-            self._handed = int(frame.header.get("held", 0))
-            self._answers[frame.header["call"]] = (frame, fds)
         else:
-            close_all(fds)  # no thread waits for it any more
+            self._handed = int(frame.header.get("held", 0))
+            self._keep_answer(frame.header["call"], frame, fds)
+
+    def _keep_answer(self, call: int, frame: wire.Frame, fds: List[int]) -> None:
+        with self._state:
+            if call in self._answers:
+                self._answers[call] = (frame, fds)
+                wake = self._wakers.get(call)
+            else:
+                close_all(fds)  # no thread waits for it any more
+                wake = self._free_slot if call in self._abandoned else None
+                self._abandoned.discard(call)
+        if wake is not None:
+            wake()
 
     def _add_part(self, frame: wire.Frame) -> None:
         key = frame.header["key"]
@@ -212,43 +242,144 @@ class WorkerChannel:
 
     def call(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Call a function of the host, and wait for its result."""
+        given = self._encode_arguments(name, args, kwargs)
+        with self._critical:
+            while not self._slots.acquire(timeout=INTERRUPT_INTERVAL):
+                self._critical.raise_late()
+                self._read_waiting()  # answers that no thread waits for free slots, too
+            call, sent = self._begin_call(), False
+            try:
+                self.send_value(wire.CALL, call, {"function": name}, given)
+                sent = True
+                self._wait(lambda: self._answers[call] is not None)
+                header, blob = self._take_answer(call)
+            finally:
+                self._end_call(call, sent)
+        return self._read_answer(name, header, blob)
+
+    async def call_async(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """The same for code under asyncio, whose other tasks go on meanwhile."""
+        loop = functions.find_loop()
+        if loop is None:  # the code awaits it under something else
+            return self.call(name, args, kwargs)
+        given = self._encode_arguments(name, args, kwargs)
+        with self._read_in_loop(loop):
+            while not self._slots.acquire(blocking=False):
+                await self._wait_for_slot(loop)
+            with self._critical:
+                call, sent = self._begin_call(), False
+            try:
+                answered = loop.create_future()
+                self._wakers[call] = _make_waker(loop, answered)
+                self.send_value(wire.CALL, call, {"function": name}, given)
+                sent = True
+                await answered
+                header, blob = self._take_answer(call)
+            finally:
+                self._wakers.pop(call, None)
+                with self._critical:
+                    self._end_call(call, sent)
+        return self._read_answer(name, header, blob)
+
+    def _read_answer(self, name: str, header: wire.Header, blob: Any) -> Any:
+        if not header["ok"]:
+            raise functions.make_exception(header["name"], header["message"])
+        if header.get("end"):
+            raise functions.CellEnded
+        reception = values.Reception(_find_class, lenient=True)
+        made = values.decode(blob, MAX_VALUE, MAX_VALUE, reception)
+        self._keep_notes(f"the result of {name}(): {note}" for note in reception.notes)
+        return made
+
+    def _encode_arguments(
+        self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> "values.Encoded":
         if os.getpid() != self.pid:
             raise RuntimeError(f"{name}() can be called by the sandbox's own interpreter only")
         try:
-            given = values.encode({"args": list(args), "kwargs": kwargs}, self._limit)
+            return values.encode({"args": list(args), "kwargs": kwargs}, self._limit)
         except values.CannotTravel as error:
             raise TypeError(f"{name}(): {error}") from None
-        with self._critical, self._take_slot():
-            with self._state:
-                self._calls = (self._calls + 1) % FIRST_CALL
-                call = FIRST_CALL + self._calls
-                self._answers[call] = None
-            try:
-                self.send_value(wire.CALL, call, {"function": name}, given)
-                self._wait(lambda: self._answers[call] is not None)
-                answer = self._answers[call]
-                assert answer is not None
-                header, blob = answer[0].header, self._take_blob(*answer)
-            finally:
-                self._remove_call(call)
-        if not header["ok"]:
-            raise functions.make_exception(header["name"], header["message"])
-        return values.decode(blob, MAX_VALUE, MAX_VALUE)
+
+    def _begin_call(self) -> int:
+        with self._state:
+            self._calls = (self._calls + 1) % FIRST_CALL
+            call = FIRST_CALL + self._calls
+            self._answers[call] = None
+        return call
+
+    def _take_answer(self, call: int) -> "Tuple[wire.Header, Any]":
+        answer = self._answers[call]
+        assert answer is not None
+        return answer[0].header, self._take_blob(*answer)
+
+    def _end_call(self, call: int, sent: bool) -> None:
+        """Free its slot; that of an abandoned call, for which init still expects an answer, is
+        freed when the answer comes."""
+        with self._state:
+            answer, fds = self._answers.pop(call) or (None, [])
+            abandoned = sent and answer is None
+            if abandoned:
+                self._abandoned.add(call)
+        close_all(fds)
+        self._parts.remove(call)
+        if not abandoned:
+            self._free_slot()
+
+    def _free_slot(self) -> None:
+        self._slots.release()
+        if self._waiters:
+            self._waiters.popleft()()
+
+    async def _wait_for_slot(self, loop: Any) -> None:
+        """Wait until a slot was freed, which another call may take first."""
+        turn = loop.create_future()
+        wake = _make_waker(loop, turn)
+        self._waiters.append(wake)
+        if self._slots.acquire(blocking=False):  # freed before this task was in the queue
+            self._free_slot()
+        try:
+            await turn
+        except BaseException:
+            if wake in self._waiters:
+                self._waiters.remove(wake)
+            elif self._waiters:
+                self._waiters.popleft()()  # it was woken just as it was cancelled
+            raise
 
     @contextlib.contextmanager
-    def _take_slot(self) -> "Iterator[None]":
-        """One of the calls that may be under way at once."""
-        while not self._slots.acquire(timeout=INTERRUPT_INTERVAL):
-            self._critical.raise_late()
+    def _read_in_loop(self, loop: Any) -> "Iterator[None]":
+        """Let an event loop read the socket while calls are awaited in it."""
+        self._loops[loop] = self._loops.get(loop, 0) + 1
+        if self._loops[loop] == 1:
+            loop.add_reader(self._socket.fileno(), self._read_waiting)
         try:
             yield
         finally:
-            self._slots.release()
+            self._loops[loop] -= 1
+            if not self._loops[loop]:
+                del self._loops[loop]
+                loop.remove_reader(self._socket.fileno())
 
-    def _remove_call(self, call: int) -> None:
-        _, fds = self._answers.pop(call) or (None, [])
-        close_all(fds)
-        self._parts.remove(call)
+    def _read_waiting(self) -> None:
+        """Read what has come, unless another thread does."""
+        with self._critical, self._state:
+            if not self._reading and select.select([self._socket], [], [], 0)[0]:
+                self._read()
+
+
+def _make_waker(loop: Any, future: Any) -> "Callable[[], None]":
+    """A function that ends the waiting for a future of an event loop, from any thread."""
+
+    def set_result() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
+            loop.call_soon_threadsafe(set_result)
+
+    return wake
 
 
 class _CriticalSection:
@@ -276,6 +407,18 @@ class _CriticalSection:
         if self.interrupted and threading.get_ident() == self.main:
             self.interrupted = False
             raise KeyboardInterrupt
+
+
+def _find_class(name: str) -> Any:
+    """The class that the host named: of the code itself, or one that can be imported here."""
+    module, _, path = name.partition(":")
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit):  # whatever a module does when it is imported
+        return None
+    return found
 
 
 def _read_resident_size() -> int:

@@ -99,6 +99,7 @@ class Pool:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        allow_return: bool = False,
         variables: Mapping[str, object] | None = None,
         files: Mapping[str, str | bytes] | None = None,
         owner: str | None = None,
@@ -118,6 +119,7 @@ class Pool:
             on_stderr=on_stderr,
             on_result=on_result,
             env=env,
+            allow_return=allow_return,
             variables=variables,
             files=files,
             owner=owner,
@@ -273,6 +275,7 @@ class SandboxManager:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        allow_return: bool = False,
     ) -> Execution:
         """Run code in the sandbox of this name, as an operation."""
         return _wait(
@@ -285,6 +288,7 @@ class SandboxManager:
             on_result=on_result,
             env=env,
             undo_on_error=undo_on_error,
+            allow_return=allow_return,
         )
 
     def delete(self, name: str) -> None:

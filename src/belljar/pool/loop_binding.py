@@ -6,16 +6,16 @@ closing a sandbox must not stop half-way because the caller that asked for it wa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Self
 
 import anyio
 
 from belljar.backends.event_loop import here, post
+from belljar.backends.event_loop import spawn as spawn
 from belljar.errors import PoolClosed, SandboxClosed, SandboxError
 from belljar.sandbox.sandbox import AsyncSandbox
 
@@ -23,7 +23,6 @@ CLOSE_TIMEOUT = 15.0  # seconds for a sandbox to save its files and close, befor
 KILL_TIMEOUT = 15.0  # seconds
 
 _log = logging.getLogger("belljar")
-_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
 
 
 class LoopBinding:
@@ -134,21 +133,6 @@ def running_loop() -> object | None:
         return here()
     except (RuntimeError, ImportError):
         return None
-
-
-def spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a background task on this event loop. The function must not raise."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        import trio
-
-        trio.lowlevel.spawn_system_task(function)
-        return
-
-    task = loop.create_task(function())
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
 
 
 def repeat(

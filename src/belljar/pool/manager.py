@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import anyio
 
+from belljar.backends.event_loop import spawn
 from belljar.errors import ManagerClosed, ManagerFull, NameTaken, SandboxError, SandboxMissing
-from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat, spawn
+from belljar.pool.loop_binding import LoopBinding, close_or_kill, repeat
 from belljar.pool.manager_table import Entry, Reason, Table, decide, missing_error
 from belljar.pool.settings import Factory, ManagerSettings, check_seconds, merge_options
 from belljar.pool.stats import ManagerStats
@@ -152,6 +153,7 @@ class AsyncSandboxManager:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        allow_return: bool = False,
     ) -> Execution:
         """Run code in the sandbox of this name, as an operation."""
         async with self.operation(name) as sandbox:
@@ -163,6 +165,7 @@ class AsyncSandboxManager:
                 on_result=on_result,
                 env=env,
                 undo_on_error=undo_on_error,
+                allow_return=allow_return,
             )
 
     async def delete(self, name: str) -> None:

@@ -124,7 +124,7 @@ class Entry:
         used = max(self.used, getattr(self.sandbox, "last_used", self.used))
         return Seen(
             name=self.name,
-            age=moment - self.born,
+            age=moment - self.born - getattr(self.sandbox, "_seconds_paused", 0.0),
             idle=moment - used,
             busy=self.busy,
             alive=self.alive,

@@ -21,9 +21,9 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
-from belljar.backends.event_loop import is_cancelled
+from belljar.backends.event_loop import is_cancelled, spawn
 from belljar.errors import SandboxError
-from belljar.pool.loop_binding import LoopBinding, ThreadReader, running_loop, spawn
+from belljar.pool.loop_binding import LoopBinding, ThreadReader, running_loop
 from belljar.pool.pooled_sandbox import PooledSandbox
 from belljar.results.execution import Execution
 from belljar.runtime import wait

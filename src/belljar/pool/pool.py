@@ -18,10 +18,11 @@ from typing import Any, Self
 import anyio
 
 from belljar import events
+from belljar.backends.event_loop import spawn
 from belljar.errors import InvalidOption, PoolFull, SandboxClosed, SandboxError, unknown_option
 from belljar.pool import settings, snippet
 from belljar.pool.guests import Guests, pool_closed
-from belljar.pool.loop_binding import LoopBinding, repeat, spawn
+from belljar.pool.loop_binding import LoopBinding, repeat
 from belljar.pool.map import AsyncMap, Codes, MapRun, OnProgress
 from belljar.pool.pooled_sandbox import Acquisition, PooledSandbox
 from belljar.pool.snippet import Snippet
@@ -106,6 +107,7 @@ class AsyncPool:
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
+        allow_return: bool = False,
         variables: Mapping[str, object] | None = None,
         files: Mapping[str, str | bytes] | None = None,
         owner: str | None = None,
@@ -130,6 +132,7 @@ class AsyncPool:
                 on_stderr=on_stderr,
                 on_result=on_result,
                 env=env,
+                allow_return=allow_return,
             )
 
         return await snippet.run_on_guest(

@@ -22,6 +22,7 @@ from belljar.errors import (
 )
 from belljar.pool.pooled_sandbox import LostBeforeStart, PooledSandbox
 from belljar.results.execution import ErrorInfo, Execution, Outcome
+from belljar.sandbox.not_run import make_empty
 from belljar.sandbox.options import (
     Options,
     check_name,
@@ -29,9 +30,7 @@ from belljar.sandbox.options import (
     check_timeout,
     new_id,
 )
-from belljar.sandbox.outcome import make_empty
-from belljar.sandbox.run import encode_code
-from belljar.sandbox.sandbox import AsyncSandbox, check_policy
+from belljar.sandbox.sandbox import AsyncSandbox, check_policy, encode_code
 
 if TYPE_CHECKING:
     from belljar.pool.pool import AsyncPool

@@ -21,6 +21,7 @@ MAX_FILES = 16384  # open files of init, and the most that the code can get
 MAX_LIST = 10_000  # entries of a directory that is listed
 LIST_PAGE = 500  # entries of one answer to `list`
 SCAN_PAGE = 2000  # entries of one answer to `scan`
+MAX_WATCHED = 2000  # entries of a directory that is watched
 MAX_NAMES = 100_000  # entries of a directory that is scanned
 MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
 MAX_ROWS = 500  # rows of one request about a tree
@@ -31,6 +32,8 @@ LENGTH = struct.Struct("!I")  # length of the rows that precede the data of `sca
 MAX_PARTS = 32
 MAX_NAME = 100
 MAX_REASON = 250
+MAX_NOTES = 10  # about values that came in
+FINAL = "application/vnd.belljar.final"  # the value with which the code ends its cell
 MAX_ERROR = 512 * 1024  # bytes of JSON: name, message and traceback at their longest
 
 
@@ -80,8 +83,16 @@ def check_done(header: wire.Header, payload: bytes, most: int) -> Dict[str, Any]
         checked["exit_code"] = code
     if value_error is not None:
         checked["value_error"] = value_error
-    if header.get("shown") is True:
-        checked["shown"] = True
+    notes = header.get("notes", [])
+    if not isinstance(notes, list) or len(notes) > MAX_NOTES:
+        raise wire.WireError("the notes of a cell are malformed")
+    if not all(isinstance(note, str) and len(note) <= MAX_REASON for note in notes):
+        raise wire.WireError("a note of a cell is malformed")
+    if notes:
+        checked["notes"] = list(notes)
+    for flag in ("shown", "final"):
+        if header.get(flag) is True:
+            checked[flag] = True
     return checked
 
 

@@ -11,7 +11,8 @@ import importlib
 import json
 import struct
 import sys
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple, Union
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 MAX_DEPTH = 100
 MAX_BYTES = 1 << 30
@@ -22,6 +23,16 @@ MAX_FREE_ROWS = 1 << 24
 MAX_ARRAYS = 20_000
 # Checking a freq of months or business days takes a step of Python for each row.
 MAX_CALENDAR_ROWS = 20_000
+# Objects that travel as their repr(), and notes about parts that arrive as something else.
+MAX_REPRS = 1000
+MAX_REPR = 1000  # characters
+MAX_NOTES = 10
+MAX_NOTE = 250  # characters
+# Seconds of the CPU for hash tables of keys that a hostile guest chose: for all, for each byte of
+# the parcel, and for each key. Keys that do not collide take a small part of it.
+_HASHING = 0.02
+_HASHING_BYTE = 50e-9
+_HASHING_KEY = 5e-6
 
 _MAGIC = b"BJ1" + (b"l" if sys.byteorder == "little" else b"b")
 _HEAD = struct.Struct("=4sII")  # magic, size of the text, number of buffers
@@ -82,6 +93,40 @@ class Note:
             return f"{self._words} number {self._number}"
 
 
+class Reception:
+    """How a reader takes what is more than plain data.
+
+    `find_class` gives the class for a name that the sender chose, "module:Class", or None. An
+    object whose class it does not give is plain data if `lenient`, which `notes` tell, and refused
+    otherwise.
+    """
+
+    def __init__(
+        self, find_class: "Optional[Callable[[str], Any]]" = None, lenient: bool = False
+    ) -> None:
+        self.lenient = lenient
+        self.notes: List[str] = []
+        self._find_class = find_class
+        self._classes: Dict[str, Any] = {}
+        self._noted: Set[str] = set()
+
+    def find_class(self, name: str) -> Any:
+        if self._find_class is None:
+            return None
+        if name not in self._classes:
+            self._classes[name] = self._find_class(name)
+        return self._classes[name]
+
+    def note(self, place: str, reason: str) -> None:
+        """Keep it, unless the same was said of another part."""
+        if reason not in self._noted and len(self.notes) < MAX_NOTES:
+            self._noted.add(reason)
+            self.notes.append(f"{place} {reason}"[:MAX_NOTE])
+
+
+STRICT = Reception()
+
+
 class _Walk:
     """The current place inside a value, and what the value may still have. The place stays after an
     error, for the message."""
@@ -113,7 +158,7 @@ class _Walk:
         self.leave()
 
     def where(self) -> str:
-        parts = [str(part) if type(part) is Note else f"[{part!r}]" for part in self._place]
+        parts = [str(part) if type(part) is Note else _subscript(part) for part in self._place]
         if len(parts) > 12:
             parts[8:-2] = ["..."]
         return "value" + "".join(part if len(part) < 80 else part[:76] + "...]" for part in parts)
@@ -141,12 +186,32 @@ class _Walk:
         return True
 
 
+def _subscript(key: Any) -> str:
+    try:
+        return f"[{key!r}]"
+    except Exception:  # a key without a repr(), such as an int of many digits
+        return f"[a key of type {type(key).__name__}]"
+
+
+# The text for an object that cannot travel; None if it must be refused. The second argument tells
+# if the object is a part of the value, or the value itself.
+Describe = Callable[[Any, bool], Optional[str]]
+
+
 class Packer(_Walk):
     """Collects the buffers of a value, and stops when it becomes too large."""
 
-    def __init__(self, encode: "Callable[[Packer, Any], Any]", limit: int, text_limit: int) -> None:
+    def __init__(
+        self,
+        encode: "Callable[[Packer, Any], Any]",
+        limit: int,
+        text_limit: int,
+        describe: "Optional[Describe]" = None,
+    ) -> None:
         super().__init__(MAX_DEPTH)
         self._encode = encode
+        self._describe = describe
+        self._reprs = MAX_REPRS
         self._buffers: List[memoryview] = []
         self._limit = limit
         self._room = limit
@@ -169,6 +234,18 @@ class Packer(_Walk):
         self._text_room -= size
         if self._text_room < 0:
             raise self._too_much_text()
+
+    @property
+    def lenient(self) -> bool:
+        return self._describe is not None
+
+    def describe(self, value: Any) -> Optional[str]:
+        """A text in place of an object that cannot travel; None if it must be refused."""
+        self._reprs -= 1
+        if self._describe is None or self._reprs < 0:
+            return None
+        text = self._describe(value, bool(self._place))
+        return None if text is None else text[:MAX_REPR]
 
     def spell(self, skeleton: Any) -> bytes:
         text = JSON.encode(skeleton).encode("ascii")
@@ -203,6 +280,7 @@ class Unpacker(_Walk):
         encode: "Callable[[Packer, Any], Any]",
         view: memoryview,
         spans: List[Tuple[int, int]],
+        reception: Reception,
     ) -> None:
         super().__init__(MAX_DEPTH + 20)  # decoding a table goes a few steps deeper
         self._decode, self._encode = decode, encode
@@ -211,10 +289,39 @@ class Unpacker(_Walk):
         self._fields = MAX_ARRAYS
         self._libraries: Dict[str, Any] = {}
         self.zones: Dict[Any, Any] = {}  # time zones by name
+        self.reception = reception
+        self._hashing = 0.0
 
     @property
     def writable(self) -> bool:
         return not self._view.readonly
+
+    @property
+    def size(self) -> int:
+        return len(self._view)
+
+    def soften(self, reason: str, plain: Any) -> Any:
+        """Take plain data in place of an object. A reader that is not lenient refuses it."""
+        reason = "".join(letter if letter.isprintable() else "?" for letter in reason)
+        if not self.reception.lenient:
+            raise self.refusal(reason)
+        self.reception.note(self.where(), f"{reason}; taken as {type(plain).__name__}")
+        return plain
+
+    def start_hashing(self, count: int) -> float:
+        """Before `count` keys go into a hash table; for `check_hashing`."""
+        self._hashing = self._hashing or _HASHING + len(self._view) * _HASHING_BYTE
+        self._hashing += count * _HASHING_KEY
+        return time.thread_time()
+
+    def check_hashing(self, since: float) -> float:
+        """Refuse keys that collide, before they cost much: the time for each grows with their
+        number. Time of the CPU, so that a busy machine is not taken for collisions."""
+        now = time.thread_time()
+        self._hashing -= now - since
+        if self._hashing < 0:
+            raise self.refusal("has keys whose hashes collide; make it a list of pairs")
+        return now
 
     def decode(self, skeleton: Any) -> Any:
         return self._decode(self, skeleton)

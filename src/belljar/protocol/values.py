@@ -1,15 +1,17 @@
 """Values as data: JSON for what is small, raw buffers for what is large. No code, no pickle.
 
-    None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys,
-    datetime, date, time, timedelta, Decimal, UUID,
-    numpy scalars and arrays, pandas and polars tables, pyarrow tables
+    None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range,
+    datetime, date, time, timedelta, Decimal, UUID, Path, PIL images,
+    numpy scalars and arrays, pandas and polars tables, pyarrow tables,
+    and objects of classes that the reader has (objects.py)
 
 Both sides use this module. A hostile guest may have written what it decodes: `decode` returns a
 value of the types above or raises CannotTravel. It takes a small multiple of the memory of the
-bytes, and no more time than sorting them: it makes no hash table of keys that can be made to
-collide, only of texts and bytes (see scalars.py). The caller may still do so: the first `.loc` on
-an index, `.unique()` of a column (even of texts, because pandas has its own hashes) or a set of the
-numbers in a list makes such a table, which may take quadratic time.
+bytes, and no more time than sorting them. Hash tables of keys that can be made to collide are made
+for sets and dicts only, with a limit to their time (keyed.py); labels of tables are sorted instead
+(scalars.py). The caller may still make one: the first `.loc` on an index, `.unique()` of a column
+(even of texts, because pandas has its own hashes) or a set of the numbers in a list may take
+quadratic time.
 
 JSON numbers, strings and lists stand for themselves; anything else is an object with one key, the
 tag.
@@ -21,20 +23,24 @@ import collections
 import decimal
 import enum
 import json
+import re
 import sys
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
-from . import arrays, arrow, polars_tables, scalars, tables
+from . import arrays, arrow, images, keyed, objects, polars_tables, scalars, tables
 from .parcel import (
     JSON,
     MAX_BYTES,
     MAX_DEPTH,
     MAX_TEXT,
+    STRICT,
     Buffer,
     CannotTravel,
+    Describe,
     Encoded,
     Packer,
+    Reception,
     Unpacker,
     check_type,
     open_parcel,
@@ -44,9 +50,11 @@ __all__ = [
     "MAX_BYTES",
     "MAX_DEPTH",
     "MAX_TEXT",
+    "STRICT",
     "CannotTravel",
     "Encoded",
     "NotPlain",
+    "Reception",
     "decode",
     "encode",
     "needs_thread",
@@ -60,6 +68,8 @@ _LIBRARIES = (
     (tables.encode_table, tables.DECODERS),
     (arrow.encode_arrow, arrow.DECODERS),
     (polars_tables.encode_polars, polars_tables.DECODERS),
+    (images.encode_image, images.DECODERS),
+    (objects.encode_object, objects.DECODERS),
 )
 
 # Python does not convert long decimal texts; hexadecimal has no limit and takes linear time.
@@ -75,12 +85,18 @@ _SCALAR_SIZE = 64  # bytes that a parcel of one scalar takes at most
 _UUID_NUMBER = uuid.UUID.__dict__["int"]
 
 
-def encode(value: Any, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> Encoded:
+def encode(
+    value: Any,
+    limit: int = MAX_BYTES,
+    text_limit: int = MAX_TEXT,
+    describe: Optional[Describe] = None,
+) -> Encoded:
+    """With `describe`, objects that cannot travel become plain data, or the text that it gives."""
     kind = type(value)
     is_short = kind is not int or value.bit_length() <= _DECIMAL_BITS
     if kind in _SCALARS and is_short and min(limit, text_limit) > _SCALAR_SIZE:
         return Encoded(JSON.encode(value).encode("ascii"), [])
-    packer = Packer(_encode_value, limit, text_limit)
+    packer = Packer(_encode_value, limit, text_limit, describe)
     try:
         return packer.seal(_encode_value(packer, value))
     except CannotTravel:
@@ -89,7 +105,12 @@ def encode(value: Any, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> En
         raise packer.refusal(f"cannot be read ({_describe(error)})") from None
 
 
-def decode(blob: Buffer, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> Any:
+def decode(
+    blob: Buffer,
+    limit: int = MAX_BYTES,
+    text_limit: int = MAX_TEXT,
+    reception: Reception = STRICT,
+) -> Any:
     """Arrays use the memory of `blob` if it is writable; otherwise they are copies."""
     unpacker = None
     try:
@@ -100,7 +121,7 @@ def decode(blob: Buffer, limit: int = MAX_BYTES, text_limit: int = MAX_TEXT) -> 
         skeleton = json.loads(str(text, "ascii"))
         if not spans and type(skeleton) in _SCALARS:
             return skeleton
-        unpacker = Unpacker(_decode_value, _encode_value, view, spans)
+        unpacker = Unpacker(_decode_value, _encode_value, view, spans, reception)
         value = _decode_value(unpacker, skeleton)
         unpacker.finish()
         return value
@@ -125,11 +146,14 @@ def needs_thread(blob: Buffer) -> bool:
     # An escaped letter could hide a tag.
     if b"\\" in text:
         return True
-    found = [(library, text.count(tag)) for tag, library in _LIBRARY_TAGS.items() if tag in text]
-    if not found:
+    tags = _TAG.findall(text)
+    if len(view) > _SHORT_TABLE and not _KEYED_TAGS.isdisjoint(tags):
+        return True
+    found = [_LIBRARY_TAGS[tag] for tag in tags if tag in _LIBRARY_TAGS]
+    few = len(view) <= _SHORT_TABLE and len(found) <= _FEW_TAGS
+    if few and all(_IMPORTED[library] <= sys.modules.keys() for library in found):
         return False
-    few = len(view) <= _SHORT_TABLE and sum(count for _, count in found) <= _FEW_TAGS
-    return not few or not all(_IMPORTED[library] <= sys.modules.keys() for library, _ in found)
+    return bool(found)
 
 
 def _describe(error: Exception) -> str:
@@ -155,7 +179,11 @@ def _encode_value(packer: Packer, value: Any) -> Any:
     for base, make in _ENCODERS.items():
         if issubclass(type(value), base):
             return make(packer, value)  # by methods of `base`: no code of the subclass runs
-    raise packer.refusal(_describe_type(value))
+    reason = _describe_type(value)
+    softened = objects.soften(packer, value, reason)
+    if softened is None:
+        raise packer.refusal(reason)
+    return softened
 
 
 def _encode_int(packer: Packer, value: Any) -> Any:
@@ -238,13 +266,11 @@ def _encode_dict(packer: Packer, value: Any) -> Any:
     plain = True
     packer.enter()
     for key, item in items:
-        if not issubclass(type(key), str):
-            packer.leave()
-            raise packer.refusal(
-                f"has a key of type {type(key).__name__}; only str can travel: "
-                "make it a list of pairs, list(value.items())"
-            )
-        key = str.__str__(key)
+        if type(key) is not str:
+            if not issubclass(type(key), str) or issubclass(type(key), enum.Enum):
+                packer.leave()
+                return keyed.encode_map(packer, list(items), list(encoded.values()))
+            key = str.__str__(key)
         packer.at(key)
         packer.spend(len(key))
         plain = plain and _is_json(key)
@@ -252,7 +278,7 @@ def _encode_dict(packer: Packer, value: Any) -> Any:
     packer.leave()
     if plain:
         return {"dict": encoded}
-    return {"items": [[_encode_str(packer, key), item] for key, item in encoded.items()]}
+    return {"map": [[_encode_str(packer, key) for key in encoded], list(encoded.values())]}
 
 
 def _encode_complex(packer: Packer, value: Any) -> Any:
@@ -278,6 +304,9 @@ _ENCODERS: Dict[type, Callable[[Packer, Any], Any]] = {
     complex: _encode_complex,
     decimal.Decimal: _encode_decimal,
     uuid.UUID: lambda packer, value: {"uuid": f"{_UUID_NUMBER.__get__(value):032x}"},
+    set: keyed.encode_set,
+    frozenset: keyed.encode_set,
+    range: keyed.encode_range,
 }
 
 
@@ -285,12 +314,8 @@ def _describe_type(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__
     said = f"is a {name if kind.__module__ == 'builtins' else f'{kind.__module__}.{name}'}"
-    if issubclass(kind, (set, frozenset, range)) or hasattr(kind, "__next__"):
+    if hasattr(kind, "__next__"):
         return f"{said}; make it a list first, list(...)"
-    if issubclass(kind, enum.Enum):
-        return f"{said}; send its .value"
-    if hasattr(kind, "__dataclass_fields__"):
-        return f"{said}; make it a dict first, dataclasses.asdict(...)"
     if issubclass(kind, (memoryview, array.array)):
         return f"{said}; make it bytes first, bytes(...)"
     for method in ("to_numpy", "numpy", "toarray"):
@@ -327,18 +352,6 @@ def _decode_dict(unpacker: Unpacker, body: Any) -> Any:
     return body
 
 
-def _decode_items(unpacker: Unpacker, body: Any) -> Any:
-    unpacker.enter()
-    made = {}
-    for pair in check_type(list, body):
-        key, item = check_type(list, pair)
-        key = check_type(str, _decode_value(unpacker, key))
-        unpacker.at(key)
-        made[key] = _decode_value(unpacker, item)
-    unpacker.leave()
-    return made
-
-
 def _decode_bytes(unpacker: Unpacker, body: Any) -> bytes:
     if type(body) is str:
         return base64.b64decode(body, validate=True)
@@ -365,7 +378,7 @@ _DECODERS: Dict[str, Callable[[Unpacker, Any], Any]] = {
     "bytes": _decode_bytes,
     "tuple": lambda unpacker, body: tuple(check_type(list, _decode_value(unpacker, body))),
     "dict": _decode_dict,
-    "items": _decode_items,
+    **keyed.DECODERS,
     "floats": lambda unpacker, body: unpacker.buffer(body).cast("d").tolist(),
     "ints": lambda unpacker, body: unpacker.buffer(body).cast("q").tolist(),
     "strs": scalars.decode_texts,
@@ -380,7 +393,8 @@ _IMPORTED = {  # what each would import
     tables: frozenset(("numpy", "pandas", "pyarrow", "pyarrow.compute")),
     arrow: frozenset(("pyarrow",)),
     polars_tables: frozenset(("polars", "pyarrow")),
+    images: frozenset(("PIL.Image",)),
 }
-_LIBRARY_TAGS = {
-    b'"%s":' % tag.encode(): library for library in _IMPORTED for tag in library.DECODERS
-}
+_LIBRARY_TAGS = {tag.encode(): library for library in _IMPORTED for tag in library.DECODERS}
+_KEYED_TAGS = frozenset((b"set", b"frozenset", b"map"))
+_TAG = re.compile(rb'\{\s*"(\w+)"\s*:')  # the first key of an object: a tag is the only one

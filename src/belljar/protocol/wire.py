@@ -52,6 +52,7 @@ RELEASE = 12  # release a checkpoint or a branch
 SWITCH = 13  # make another branch active
 PROCESS = 14  # signal a process, resize its terminal, or list all
 END = 15  # of a stream's input, or of the stream; from the guest: of its output
+CONTEXT = 17  # make another interpreter, or remove it
 CREDIT = 16  # so many more bytes of the stream may be sent; in both directions
 
 # guest -> host
@@ -84,7 +85,7 @@ FROM_GUEST = frozenset(
 FROM_HOST = frozenset(
     (
         *(RUN, INTERRUPT, KILL, RESTART, OPEN, FILE, PING, ANSWER, PART, KEEP, RETURN, RELEASE),
-        *(SWITCH, PROCESS, END, CREDIT, STREAM),
+        *(SWITCH, PROCESS, END, CREDIT, CONTEXT, STREAM),
     )
 )
 FROM_WORKER = frozenset((CELL_RESULT, CELL_DONE, SYNCED, CALL, PART, FORKED, READY))

@@ -94,6 +94,7 @@ def dump_cell(code: str, execution: Execution, room: Room) -> dict[str, object]:
             "calls": [_dump_call(call, room) for call in execution.calls],
             "files": None if execution.files is None else asdict(execution.files),
             "saved": execution.saved,
+            "finished": execution.finished,
         },
     }
 
@@ -135,6 +136,7 @@ def dump_script(script: Script) -> dict[str, object]:
     """The file name, arguments and standard input of a cell, if it had any."""
     stdin = None if script.stdin is None else script.stdin.recorded()
     fields = {"file": script.name, "argv": script.argv, "csv": script.csv or None, "stdin": stdin}
+    fields |= {"allow_return": script.allow_return or None, "notebook": script.notebook or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -149,6 +149,7 @@ def load_execution(line: Reader) -> Execution:
         outcome=_load_outcome(told),
         text=None if told.line.get("text") is None else told.text("text"),
         value=None,  # a record has the texts of a value, not the value
+        final=None,
         results=tuple(_load_result(each) for each in told.each("results")),
         stdout=stdout,
         stderr=stderr,
@@ -204,4 +205,6 @@ def load_command(line: Reader) -> CommandResult:
         outcome=_load_outcome(told),
         usage=told.below("usage").make(Usage),
         truncated=told.get("truncated", bool, False),
+        stdout_bytes=None,
+        stderr_bytes=None,
     )

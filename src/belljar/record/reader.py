@@ -49,6 +49,8 @@ class Cell:
     argv: tuple[str, ...] | None  # sys.argv, if it was set
     stdin: bytes | None  # what it read from standard input, if it had one
     csv: bool = False  # whether its tables were sent as CSV, too
+    allow_return: bool = False  # whether its code could `return` at the top level
+    notebook: bool = False  # whether it could be written as for a notebook
     began: float  # seconds since the epoch
     left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
 

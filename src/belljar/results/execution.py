@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
-from belljar.text import as_json, format_seconds, one_line, printable
+from belljar.results.result import describe_results
+from belljar.text import as_json, fit_texts, format_seconds, one_line, printable, show_as_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -68,6 +69,14 @@ class Logs:
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
     background: tuple[str, ...] = ()  # from threads and processes that earlier cells started
+    order: tuple[str, ...] = ()  # the stream of each piece, as they arrived: ("stdout", "stderr")
+
+    @property
+    def merged(self) -> str:
+        """stdout and stderr as one text, in the order in which the pieces arrived."""
+        pieces = {"stdout": iter(self.stdout), "stderr": iter(self.stderr)}
+        ordered = [next(pieces[name], "") for name in self.order if name in pieces]
+        return "".join([*ordered, *pieces["stdout"], *pieces["stderr"]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,8 @@ class Execution:
     files: FileChanges | None = None  # None if the changes were not determined
     saved: bool | None = None  # all files are in the kept workspace; None: no workspace is kept
     policy: Report | None = None  # the verdict of the sandbox's policy; None: it has no policy
+    finished: bool = False  # ended with a result: ends_cell, belljar.finish() or a `return`
+    final: object = None  # that result; of a host function the object that it returned
 
     @property
     def ok(self) -> bool:
@@ -147,6 +158,21 @@ class Execution:
             raise make_error(self, "the code", self.error.traceback if self.error else "")
         return self
 
+    def for_model(self, limit: int | None = 20_000) -> str:
+        """What a model should read of it, in at most `limit` characters (None: all of it).
+
+        Output in the order in which it arrived, what was displayed, the value or the traceback,
+        and Belljar's notes. Pictures are named; `images` has them. Of long texts the beginning and
+        the end are kept, and the number of characters between them.
+        """
+        shown = [self.logs.merged or self.output, *describe_results(self.results)]
+        if self.error is not None:
+            shown.append(self.error.traceback)
+        elif self.text is not None and not any(each.is_main_result for each in self.results):
+            shown.append(self.text)
+        shown += [f"[{remark}]" for remark in self._remarks()]
+        return fit_texts([show_as_terminal(text) for text in shown], limit) or "[no output]"
+
     def to_dict(self) -> dict[str, object]:
         """Give plain data that JSON can carry.
 
@@ -156,6 +182,7 @@ class Execution:
         changed = {
             "outcome": self.outcome.value,
             "value": as_json(self.value),
+            "final": as_json(self.final),
             "results": [result.to_dict() for result in self.results],
             "logs": _lists(asdict(self.logs)),
             "error": asdict(self.error) if self.error else None,
@@ -192,6 +219,8 @@ class Execution:
             if kind in ("png", "jpeg", "svg", "pdf", "html", "data", "chart")
         }
         said = [f"with {', '.join(sorted(kinds))}"] if kinds else []
+        if self.finished:
+            said.append("finished")
         if self.calls:
             said.append(f"{len(self.calls)} calls")
         if self.files:
@@ -262,6 +291,21 @@ class CommandResult:
     def signal_name(self) -> str | None:
         """The name of the signal, such as "SIGSEGV"."""
         return _signal_name(self.signal)
+
+    @property
+    def output(self) -> str:
+        """What it wrote: stdout, then stderr."""
+        return self.stdout + self.stderr
+
+    @property
+    def returncode(self) -> int:
+        """One number for its end, as shells have it: the exit code, 124 for a time-out, 128 and
+        the number of the signal that ended it, 125 if none of that is known."""
+        if self.outcome is Outcome.timeout:
+            return 124
+        if self.signal is not None:
+            return 128 + self.signal
+        return 125 if self.exit_code is None else self.exit_code
 
     def raise_for_exit(self) -> Self:
         """Raise ExecutionError unless the exit code is 0; give the CommandResult otherwise."""

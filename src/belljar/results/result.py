@@ -6,13 +6,13 @@ The guest wrote all of it, so a format is decoded only when the caller reads it.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from belljar.errors import SandboxError, suggests
-from belljar.text import parse_json
+from belljar.text import format_bytes, parse_json
 
 if TYPE_CHECKING:
     from belljar.results.chart import Chart
@@ -158,3 +158,19 @@ class Result:
     def _bytes(self, name: str) -> bytes | None:
         content = self.raw.get(_MIME_TYPES[name])
         return content if isinstance(content, bytes) else None
+
+
+def describe_results(results: Iterable[Result]) -> Iterator[str]:
+    """What a model should read of each: its text, and the number of its picture."""
+    from belljar.results.sanitize import find_picture
+
+    pictures = 0
+    for result in results:
+        if text := result.text or result.markdown or result.latex:
+            yield text
+        if picture := find_picture(result):
+            pictures += 1
+            kind, size = picture[0].removeprefix("image/"), format_bytes(len(picture[1]))
+            yield f"[picture {pictures}: {kind}, {size}]"
+        elif not text:
+            yield f"[displayed: {', '.join(result.formats())}]"

@@ -1,4 +1,5 @@
-"""Notes for the author of code that failed: what the sandbox has and has not, and what to do.
+"""Notes for the author of code that failed: what the sandbox has and has not, and what to do. And
+what to tell a model of the sandbox before it writes any code.
 
 What the guest says (the name and the text of an exception) only decides which note is given. What
 a note states is known to the host: the limits, the packages of the environment, that there is no
@@ -11,9 +12,14 @@ import re
 import sys
 from collections.abc import Iterator
 
+from belljar.backends.linux.guest_view import HOME
+from belljar.backends.mounts import Scratch
+from belljar.functions.registry import Registry
 from belljar.limits import format_size
+from belljar.protocol import messages
 from belljar.results.execution import ErrorInfo, Execution, Outcome
 from belljar.sandbox.options import Options
+from belljar.text import format_bytes, one_line
 
 SHOWN = 15  # packages of an environment that are named
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,63})((?:\.\w{1,64}){0,10})'", re.ASCII)
@@ -101,6 +107,8 @@ def _notes_of_error(error: ErrorInfo, options: Options) -> Iterator[str]:
         note = None if module is None else _missing_module(module, options)
         if note is not None:
             yield note
+    elif error.name == "SyntaxError" and "'return' outside function" in error.value:
+        yield "run_code(code, allow_return=True) lets code return its value at the top level"
     elif any(word in error.value for word in _FULL_WORDS):
         limits = options.limits
         yield (
@@ -160,3 +168,48 @@ def _missing_module(module: str, options: Options) -> str | None:
         f"{said}: environment {environment.name!r} has {listed or 'only the standard library'}; "
         f'add it with packages=["{package}"] (command line: --with {package})'
     )
+
+
+# -- before any code ------------------------------------------------------------------------------
+
+MOST_FUNCTIONS = 30
+MOST_MOUNTS = 10
+_LINE = 200  # characters of one function
+
+
+def describe_sandbox(options: Options, backend: str, functions: Registry | None) -> str:
+    """What a system prompt should say of a sandbox, in a few lines."""
+    limits, docker = options.limits, options.docker
+    image = docker.image is not None or docker.dockerfile is not None
+    python = "Python, with the packages of a container image" if image else None
+    python = python or options.environment.describe(versions=backend != "docker")
+    said = [
+        f"The code runs in a sandbox on Linux: {python}.",
+        "Variables, imports and files stay from one run to the next.",
+        "There is no network." if options.network == "none" else "There is a network.",
+        f"The current directory is {options.workdir}, which holds {format_bytes(limits.workspace)}"
+        f"; /tmp and the home {HOME} hold {format_bytes(limits.tmp)}.",
+    ]
+    for mount in [each for each in options.mounts if not isinstance(each, Scratch)][:MOST_MOUNTS]:
+        said.append(f"{mount.guest} has files of the host{', read-only' * mount.read_only}.")
+    seconds = "no time limit" if limits.timeout is None else f"{limits.timeout:g} s a run"
+    said.append(
+        f"Limits: {seconds}, {format_bytes(limits.memory)} of memory, "
+        f"{format_bytes(limits.output)} of output, {limits.processes} processes."
+    )
+    if options.policy is not None:
+        said.append("Code is checked against a policy before it runs.")
+    return "\n".join([*said, *_describe_functions(functions)])
+
+
+def _describe_functions(functions: Registry | None) -> Iterator[str]:
+    specs = [] if functions is None else functions.specs()
+    if specs:
+        yield "The code can call these functions, without an import:"
+    for spec in specs[:MOST_FUNCTIONS]:
+        call = f"{spec['name']}{messages.build_signature(spec)}"
+        doc = str(spec["doc"] or "").strip().partition("\n")[0]
+        prefix = "await " if "awaitable" in spec else ""
+        yield f"- {prefix}{one_line(call, _LINE)}{doc and f': {one_line(doc, _LINE)}'}"
+    if (more := len(specs) - MOST_FUNCTIONS) > 0:
+        yield f"- and {more} more"

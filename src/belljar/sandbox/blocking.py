@@ -9,14 +9,17 @@ import functools
 import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
+    Generic,
     Literal,
     Never,
+    Protocol,
     Self,
+    TypeVar,
     Unpack,
     cast,
     overload,
@@ -25,15 +28,19 @@ from typing import (
 from belljar.backends.base import Location, UsageSample
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
-from belljar.errors import suggests, unknown_option
+from belljar.errors import stays_one, suggests, unknown_option
 from belljar.files.api import AsyncFiles, FileInfo, GuestPath
 from belljar.files.script import Script
 from belljar.files.transfer import OnProgress, Transfer
+from belljar.files.watch import FileEvent
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, Registry
 from belljar.limits import Limits
 from belljar.results.execution import CommandResult, Execution
 from belljar.runtime import call, wait
 from belljar.sandbox import options
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.contexts import AsyncContexts, Context
+from belljar.sandbox.event_stream import StreamEvent
 from belljar.sandbox.guest_session import Checkpoint
 from belljar.sandbox.options import DEFAULTS, Options, SandboxOptions
 from belljar.sandbox.ports import AsyncPorts, Forward
@@ -42,10 +49,75 @@ from belljar.sandbox.run import OnResult, OnText
 from belljar.sandbox.sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
+    from belljar.files.tar_export import AsyncArchive
+    from belljar.files.tar_import import Source
     from belljar.policy import Policy
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class AsyncSteps(Protocol[T_co]):
+    """An async iterator that can be closed."""
+
+    async def __anext__(self) -> T_co: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Steps(Generic[T]):
+    """A blocking iterator over an async one. It can be closed, also from another thread."""
+
+    def __init__(self, source: AsyncSteps[T]) -> None:
+        self._source = source
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return call(self._source.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+        wait(self._source.aclose)
+
+
+class Watch(Steps[FileEvent]):
+    """Events of one directory, as they are seen. `close()` ends it; so does the sandbox's end."""
+
+
+class Archive(Steps[bytes]):
+    """The bytes of a tar archive, read from the sandbox while they are iterated."""
+
+    def __init__(self, source: AsyncArchive) -> None:
+        super().__init__(source)
+        self.left_out = source.left_out  # sentences about what it does not have
+
+
+class Stream(Steps[StreamEvent]):
+    """The events of one cell. It runs from the first one on; `close()` interrupts it."""
+
+    def __next__(self) -> StreamEvent:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C above all: it ends the code
+            self.close()
+            raise
 
 
 @suggests
+@stays_one
 class Files:
     """Read and write files of the sandbox. Relative paths are below /workspace."""
 
@@ -73,9 +145,22 @@ class Files:
     def exists(self, path: GuestPath) -> bool:
         return call(self._files.exists, path)
 
-    def stat(self, path: GuestPath) -> FileInfo:
-        """Describe the path itself: a symbolic link is not followed."""
-        return call(self._files.stat, path)
+    def stat(self, path: GuestPath, *, follow: bool = False) -> FileInfo:
+        """Describe a path. Of a symbolic link, the link itself; with `follow`, what it leads to."""
+        return call(self._files.stat, path, follow=follow)
+
+    def realpath(self, path: GuestPath, *, strict: bool = True) -> str:
+        """The path without symbolic links, "." and "..". Unless `strict`, parts may be missing."""
+        return call(self._files.realpath, path, strict=strict)
+
+    def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
+        """Watch a directory from now on: an iterator of FileEvent, until it is closed.
+
+        By looking at it several times a second. What came and went in between is not seen. At most
+        2,000 entries; with `recursive` those of all directories below. It does not keep an idle
+        sandbox alive, and it ends with the sandbox.
+        """
+        return Watch(wait(self._files.watch, path, recursive=recursive))
 
     def make_dir(self, path: GuestPath) -> FileInfo:
         """Make a directory and those above it; it may exist already."""
@@ -120,8 +205,28 @@ class Files:
         """
         return wait(self._files.download, path, local, max_size=max_size, on_progress=on_progress)
 
+    def export_tar(self, path: GuestPath = ".", *, max_size: int | str | None = None) -> Archive:
+        """A directory as a tar archive: an iterator of bytes, read while it is iterated.
+
+        Has files, directories, and links that stay inside; `left_out` names the rest. `max_size`
+        bounds the bytes of the files (None: what fits into the sandbox's file systems).
+        """
+        return Archive(call(self._files.export_tar, path, max_size=max_size))
+
+    def import_tar(
+        self, source: Source, path: GuestPath = ".", *, max_size: int | str | None = None
+    ) -> Transfer:
+        """Unpack a tar archive (also with gzip) into a directory, and make that if need be.
+
+        `source` is bytes, a binary file, or an iterable of bytes (of AsyncFiles: also an async
+        one). Existing files are replaced, directories merged. An archive with absolute paths or
+        ".." in a name is refused; links that lead out and devices are left out.
+        """
+        return wait(self._files.import_tar, source, path, max_size=max_size)
+
 
 @suggests
+@stays_one
 class Process:
     """AsyncProcess for blocking code.
 
@@ -146,8 +251,8 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """As a shell has it: the exit code, or 128 and the number of the signal that ended it. None
-        while the end was not read."""
+        """As a shell has it: the exit code, 124 for a time-out, or 128 and the number of the signal
+        that ended it. None while the end was not read."""
         return self._process.returncode
 
     @property
@@ -177,7 +282,7 @@ class Process:
 
     def output(self) -> str:
         """What it has written so far, without waiting: head and tail, if that is more than the
-        output limit of the sandbox."""
+        output limit of the sandbox. It counts as read."""
         return wait(self._process.output)
 
     def wait(self, timeout: float | None = None) -> CommandResult:
@@ -212,6 +317,7 @@ class Process:
 
 
 @suggests
+@stays_one
 class Commands:
     def __init__(self, commands: AsyncCommands) -> None:
         self._commands = commands
@@ -285,6 +391,30 @@ class Commands:
 
 
 @suggests
+class Contexts:
+    """More interpreters of one sandbox: `run_code(code, context=...)`."""
+
+    def __init__(self, contexts: AsyncContexts) -> None:
+        self._contexts = contexts
+
+    def create(self, name: str | None = None, *, cwd: str | None = None) -> Context:
+        """Another interpreter, which starts in `cwd` (None: the workspace)."""
+        return wait(self._contexts.create, name, cwd=cwd)
+
+    def list(self) -> list[Context]:
+        """All, the oldest first; not the sandbox's own."""
+        return wait(self._contexts.list)
+
+    def restart(self, context: Context | str) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+        return wait(self._contexts.restart, context)
+
+    def remove(self, context: Context | str) -> None:
+        """End the interpreter, with what it has started."""
+        return wait(self._contexts.remove, context)
+
+
+@suggests
 class Ports:
     """Servers in the sandbox, reached from this process."""
 
@@ -292,7 +422,7 @@ class Ports:
         self._ports = ports
 
     def connect(self, port: int, *, timeout: float | None = None) -> socket.socket:
-        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+        """A connection to a server in the sandbox. ConnectionRefusedError: no server listens.
 
         `timeout` is in seconds, for a server that does not listen yet.
         """
@@ -308,6 +438,7 @@ class Ports:
 
 
 @suggests
+@stays_one
 class Sandbox:
     """One isolated place for Python: variables persist, files have a workspace, limits hold.
 
@@ -343,6 +474,11 @@ class Sandbox:
     def files(self) -> Files:
         """Files of the sandbox."""
         return Files(self._sandbox.files)
+
+    @functools.cached_property
+    def contexts(self) -> Contexts:
+        """More interpreters, beside the sandbox's own."""
+        return Contexts(self._sandbox.contexts)
 
     @functools.cached_property
     def ports(self) -> Ports:
@@ -408,6 +544,12 @@ class Sandbox:
     def __repr__(self) -> str:
         return repr(self._sandbox).replace("AsyncSandbox", type(self).__name__, 1)
 
+    def describe(self) -> str:
+        """What a system prompt should say of this sandbox, in a few lines: Python and packages,
+        network, files, limits, and functions of the host. Blocks for a short time.
+        """
+        return self._sandbox.describe()
+
     def start(self) -> None:
         """Start the guest, if it does not run yet."""
         return wait(self._sandbox.start)
@@ -423,6 +565,9 @@ class Sandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        context: Context | str | None = None,
+        allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -431,6 +576,9 @@ class Sandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        `context` is another interpreter of the sandbox: see `contexts`.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
         return call(
             self._sandbox.run_code,
@@ -442,44 +590,72 @@ class Sandbox:
             on_result=on_result,
             env=env,
             undo_on_error=undo_on_error,
+            context=context,
+            allow_return=allow_return,
+            notebook=notebook,
         )
+
+    def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> Stream:
+        """Run code as `run_code` does, and iterate over what happens.
+
+        Gives OutputEvent and ResultEvent as they come, and at last an EndEvent with the Execution.
+        `options` are those of `run_code`, without the callbacks. The code runs from the first event
+        on. It is interrupted if the iterator is closed, or dropped, before the end.
+        """
+        return Stream(self._sandbox.stream(code, **options))
 
     def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
-        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
-        CannotTravel with the name of the part that cannot.
+        Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
+        tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
+        a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
         """
         return call(self._sandbox._put_all, values)
 
-    def set(self, name: str, value: object) -> None:
-        """Set one variable of the sandbox."""
-        return call(self._sandbox.set, name, value)
+    def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+        """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
+        as it is raises CannotTravel."""
+        return call(self._sandbox.set, name, value, lenient=lenient)
 
-    def get(self, name: str, *, timeout: float | None = None) -> object:
+    def get(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lenient: bool = False,
+        types: Iterable[object] = (),
+    ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
-        come out.
+        Objects of the classes in `types` (and of their fields) are built from what the sandbox
+        sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
+        `lenient` other objects come as plain data or as their text. Raises NameMissing if the
+        sandbox has no such variable, CannotTravel if its value cannot come out.
         """
-        return call(self._sandbox.get, name, timeout=timeout)
+        return call(self._sandbox.get, name, timeout=timeout, lenient=lenient, types=types)
 
     def expose(
         self,
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        ends_cell: bool = False,
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         return wait(
             self._sandbox.expose,
@@ -489,7 +665,27 @@ class Sandbox:
             max_calls=max_calls,
             concurrency=concurrency,
             counts_time=counts_time,
+            ends_cell=ends_cell,
+            awaitable=awaitable,
         )
+
+    def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return wait(self._sandbox.expose_all, functions)
+
+    def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        return wait(self._sandbox.unexpose, name)
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
+        return self._sandbox.functions
 
     def checkpoint(self) -> Checkpoint:
         """Keep the state as it is now: variables, modules, random state, files in /workspace.
@@ -518,9 +714,26 @@ class Sandbox:
         """
         return self._from_async(wait(self._sandbox.fork))
 
-    def interrupt(self) -> None:
+    def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        return wait(self._sandbox.interrupt)
+        return wait(self._sandbox.interrupt, context)
+
+    def pause(self) -> None:
+        """Stop all its processes until `resume`. They keep their memory and use no processor time.
+
+        A cell that is under way stands still, and so do its time-out, `lifetime` and `idle`. What
+        needs the guest raises SandboxPaused meanwhile; close() and kill() end it at once.
+        """
+        wait(self._sandbox.pause)
+
+    def resume(self) -> None:
+        """Let a paused sandbox go on, as if no time had passed."""
+        wait(self._sandbox.resume)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is between `pause` and `resume`."""
+        return self._sandbox.paused
 
     def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.

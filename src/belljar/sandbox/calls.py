@@ -16,10 +16,11 @@ from belljar.files.script import Input
 from belljar.functions.calling import Callee
 from belljar.functions.registry import HostFunction, Registry
 from belljar.functions.signature import describe_error
-from belljar.protocol import messages, wire
+from belljar.protocol import messages, values, wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Call
 from belljar.sandbox import value_transfer
+from belljar.sandbox.outcome import FinalValue
 
 MAX_RECORDED = 10_000
 CPU_INTERVAL = 0.25  # seconds between readings of the guest's CPU time
@@ -76,8 +77,11 @@ class Calls:
         limit: int,
         deadline: Deadline,
         stdin: Input | None = None,
+        final: list[FinalValue] | None = None,
     ) -> None:
         self._registry = registry
+        # Gets what a function with `ends_cell` returned.
+        self._final: list[FinalValue] = [] if final is None else final
         self._stdin = stdin
         # The code reads standard input by calls, which `made` does not list.
         self._read: Callee | None = None
@@ -150,7 +154,7 @@ class Calls:
         try:
             value = await self._run(name, blob)
             failure = ""
-            return {"ok": True}, value
+            return {"ok": True, "end": value is None}, value
         except Exception as error:
             kind, message = describe_error(error)
             failure = f"{kind}: {message}"
@@ -171,12 +175,14 @@ class Calls:
             if not counts:
                 self.deadline.resume()
 
-    async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded:
+    async def _run(self, name: str, blob: value_transfer.Blob) -> Encoded | None:
+        """The result for the guest; None if it ends the cell, and stays here."""
         if self._held > self._limit:
             raise ValueError("the arguments of all calls under way take too much memory")
         if not blob:
             raise ValueError("the arguments were cut off by the end of a cell: call it again")
-        given = await value_transfer.decode(blob, self._limit)
+        reception = values.Reception(self._registry.class_finder(name), lenient=True)
+        given = await value_transfer.decode(blob, self._limit, reception=reception)
         del blob
         if not isinstance(given, dict):
             raise TypeError("malformed arguments")
@@ -189,6 +195,10 @@ class Calls:
             made = await self._read.call(args, kwargs)
         else:
             made = await self._registry.call(name, tuple(args), kwargs)
+            if self._registry.ends_cell(name):
+                if not self._final:
+                    self._final.append(FinalValue(made))
+                return None
         value = await value_transfer.encode(made, self._limit)
         if self._held + value.size > self._limit:
             raise ValueError("the results of all calls under way take too much memory")

@@ -12,7 +12,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -27,6 +28,10 @@ from belljar.backends.event_loop import (
 from belljar.errors import GuestLost, ProtocolError
 from belljar.protocol import buffers, wire
 
+if TYPE_CHECKING:
+    from belljar.sandbox.pause import Pauses
+
+T = TypeVar("T")
 SEND_TIMEOUT = 30.0
 CALL_TIMEOUT = 60.0  # for requests that do not run the guest's code
 MAX_QUEUED = 32 * 1024 * 1024  # bytes waiting for one request that does not read its frames
@@ -107,6 +112,7 @@ class Channel:
         self._reading: object | None = None  # the event loop of the task that reads
         self._news: anyio.Event | None = None  # made by the first task that waits for the reader
         self._failed: Exception | None = None
+        self.pauses: Pauses | None = None  # made by the first one
 
     def may_share(self, size: int) -> bool:
         """True if so many bytes may go as shared memory; if so, they count from now on."""
@@ -164,12 +170,20 @@ class Channel:
             raise
         await move_to_loop()
         with anyio.CancelScope(shield=True):
+            rest = [(data, fd)]
+
+            async def push() -> bool:  # again after a pause: then the stream has what is left
+                await self._stream.send(*(rest.pop() if rest else (b"", -1)))
+                return True
+
             try:
-                with anyio.fail_after(SEND_TIMEOUT):
-                    await self._stream.send(data, fd)
-            except (OSError, TimeoutError) as error:
+                if await self.within(SEND_TIMEOUT, push):
+                    return
+            except OSError as error:
                 self._fail(Lost())
                 raise Lost from error
+            self._fail(Lost())
+            raise Lost
 
     async def pump(self, exchange: Exchange) -> None:
         """Bring frames to `exchange`: by reading, or by waiting for the task that reads. There are
@@ -259,21 +273,46 @@ class Channel:
         exchange, data = self.open(), bytearray()
         try:
             await self.send(kind, exchange.number, header, payload)
-            deadline = time.monotonic() + timeout
+            deadline, paused = time.monotonic() + timeout, self.seconds_paused
             answer = await finish_in_time(lambda: self._answer(exchange, data), timeout)
             if answer is None:
-                with anyio.fail_after(deadline - time.monotonic()):
-                    answer = await self._answer(exchange, data)
-            return answer, bytes(data)
-        except Lost:
-            raise GuestLost("the guest died during the operation") from None
-        except TimeoutError:
+                left = deadline - time.monotonic()
+                answer = await self.within(left, lambda: self._answer(exchange, data), paused)
+            if answer is not None:
+                return answer, bytes(data)
             self._fail(Lost())
             raise GuestLost(
                 f"the guest did not answer within {timeout:.0f} s; it is not used any more"
-            ) from None
+            )
+        except Lost:
+            raise GuestLost("the guest died during the operation") from None
         finally:
             exchange.close()
+
+    @property
+    def seconds_paused(self) -> float:
+        return 0.0 if self.pauses is None else self.pauses.seconds
+
+    async def within(
+        self, seconds: float, work: Callable[[], Awaitable[T]], paused: float | None = None
+    ) -> T | None:
+        """Do it for so many seconds in which the guest is not paused; None: the time is up.
+
+        `paused`: `seconds_paused` when the time began, if that was before."""
+        paused = self.seconds_paused if paused is None else paused
+        while True:
+            with anyio.move_on_after(seconds):
+                return await work()
+            if (seconds := await self.wait_for_resume(paused)) <= 0:
+                return None
+            paused += seconds
+
+    async def wait_for_resume(self, paused: float) -> float:
+        """Called when a time is up: how many seconds of it the guest was paused. `paused`:
+        `seconds_paused` when the time began."""
+        if self.pauses is not None:
+            await self.pauses.wait_end()
+        return self.seconds_paused - paused
 
     async def _answer(self, exchange: Exchange, data: bytearray) -> dict[str, object]:
         """Add what comes to `data`, until the answer itself comes."""

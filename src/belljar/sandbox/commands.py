@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from belljar.errors import InvalidOption, ProtocolError, check_callbacks, check_encodable, suggests
+from belljar.errors import (
+    InvalidOption,
+    ProtocolError,
+    check_callbacks,
+    check_encodable,
+    stays_one,
+    suggests,
+)
 from belljar.files.api import absolute_path
 from belljar.protocol import wire
 from belljar.results.execution import CommandResult
@@ -24,6 +31,7 @@ MAX_COMMAND = 1024 * 1024  # characters; each may take twelve bytes on the wire
 
 
 @suggests
+@stays_one
 class AsyncCommands:
     def __init__(
         self, lifecycle: Lifecycle, *, on_change: Callable[..., Awaitable[object]]
@@ -197,7 +205,7 @@ class _Command(Run):
     async def _feed(self, name: str, data: bytes) -> None:
         stream = self._outputs.get(name)
         if stream is None:
-            stream = self._outputs[name] = Output(getattr(self._cell, f"on_{name}"))
+            stream = self._outputs[name] = Output(name, getattr(self._cell, f"on_{name}"))
         if self._silent:
             stream.callback = None
         if self._kept is None:

@@ -68,6 +68,12 @@ class GuestSession:
         """Kill the guest. It takes a moment to die, and must not be used meanwhile."""
         self.guest.kill()
         self.channel.kill()
+        self.end_pause()
+
+    def end_pause(self) -> None:
+        """What waits for the end of a pause goes on. Called when the guest is killed."""
+        if self.channel.pauses is not None:
+            self.channel.pauses.end()
 
     @property
     def shared(self) -> bool:
@@ -297,12 +303,12 @@ class GuestSession:
         return answer
 
     async def _answer(self, exchange: Exchange, seconds: float) -> dict[str, object]:
-        with anyio.move_on_after(seconds):
-            return _header(await exchange.next())
+        if (frame := await self.channel.within(seconds, exchange.next)) is not None:
+            return _header(frame)
         # The code may have hooks that hang when it is forked. Let init kill what is stuck.
         await self.channel.call(wire.RELEASE, {"stuck": True})
-        with anyio.move_on_after(KEEP_TIMEOUT):
-            return _header(await exchange.next())
+        if (frame := await self.channel.within(KEEP_TIMEOUT, exchange.next)) is not None:
+            return _header(frame)
         self.guest.kill()
         raise GuestLost("the guest did not answer, and was killed")
 
@@ -316,6 +322,7 @@ class GuestSession:
         """Remove the branch of a sandbox that ends; with the last one, the guest is closed."""
         if self.drop(branch):
             self.guest.kill()
+            self.end_pause()
             with anyio.CancelScope(shield=True):
                 try:
                     await self.settle()

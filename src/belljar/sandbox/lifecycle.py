@@ -18,9 +18,10 @@ from belljar import events, runtime
 from belljar.backends.base import Guest, GuestSpec
 from belljar.backends.event_loop import Lock, move_to_loop
 from belljar.backends.mounts import Scratch
-from belljar.errors import ProtocolError, SandboxClosed
+from belljar.errors import ProtocolError, SandboxClosed, SandboxPaused
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
+from belljar.sandbox import pause
 from belljar.sandbox.channel import Channel
 from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.options import Options
@@ -57,6 +58,7 @@ class Lifecycle:
         self.stopped = True  # `look` is not called
         self._adopted: Guest | None = None
         self.on_end: list[Callable[[], object]] = []  # called when it can no longer be used
+        self._paused_before = 0.0  # seconds, with guests it had before this one
         self.pid = os.getpid()
 
     @property
@@ -77,12 +79,12 @@ class Lifecycle:
         """The live guest: started at the first use, replaced if it was lost."""
         session = self.session
         if session is not None and not self.starting.locked() and session.channel.alive:
-            self.check_usable()
+            self.check_running()
             self.note_use()
             return session
         await move_to_loop()
         async with self.starting:
-            self.check_usable()
+            self.check_running()
             self.note_use()
             if self.session is not None:
                 if self.session.channel.alive:
@@ -92,11 +94,13 @@ class Lifecycle:
             return await self._start()
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[GuestSession]:
-        """The live guest, for one operation; started if need be."""
+    async def turn(self, *, watching: bool = False) -> AsyncIterator[GuestSession]:
+        """The live guest, for one operation; started if need be.
+
+        `watching`: it does not count as a use, and needs a guest that runs already."""
         if self.persistence is not None:
             await move_to_loop()
-        session = await self.connect()
+        session = self._find_live() if watching else await self.connect()
         async with session.turn(self.branch):
             try:
                 yield session
@@ -105,10 +109,16 @@ class Lifecycle:
                 raise
 
     @contextlib.asynccontextmanager
-    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+    async def using(self, *, watching: bool = False) -> AsyncIterator[tuple[Channel, Guest]]:
         """The same for files: the channel and the guest."""
-        async with self.turn() as session:
+        async with self.turn(watching=watching) as session:
             yield session.channel, session.guest
+
+    def _find_live(self) -> GuestSession:
+        self.check_usable()
+        if self.session is None or not self.session.alive:
+            raise SandboxClosed("the sandbox has no guest", hint="start it, or use it")
+        return self.session
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -131,6 +141,22 @@ class Lifecycle:
             )
         if self.ended is not None:
             raise SandboxClosed(f"the sandbox {self.ended}", hint="make a new one")
+
+    @property
+    def paused(self) -> bool:
+        pauses = self.session.channel.pauses if self.session is not None else None
+        return pauses is not None and pauses.under_way
+
+    @property
+    def seconds_paused(self) -> float:
+        """Of its life, so far."""
+        now = 0.0 if self.session is None else self.session.channel.seconds_paused
+        return self._paused_before + now
+
+    def check_running(self) -> None:
+        self.check_usable()
+        if self.paused:
+            raise SandboxPaused("the sandbox is paused", hint="resume() lets it go on")
 
     # -- start ------------------------------------------------------------------------------
 
@@ -200,6 +226,7 @@ class Lifecycle:
     def join(self, session: GuestSession, branch: int) -> None:
         """Share the guest of another sandbox, as a fork of that sandbox."""
         self.session, self.branch, self.guests = session, branch, 1
+        self._paused_before = -session.channel.seconds_paused
         self._appear()
         self.keep_time()
         events.tell(events.Starting(subject=self.subject))
@@ -223,6 +250,7 @@ class Lifecycle:
             session = self.session
             if session is not None and (self.busy or not session.shared):
                 session.guest.kill()
+                session.end_pause()
 
     def _tell_end(self) -> None:
         while self.on_end:
@@ -231,6 +259,8 @@ class Lifecycle:
     async def save(self) -> None:
         """Bring the workspace out, before the sandbox is closed."""
         if self.persistence is not None and self.ended is None and not self.busy:
+            if self.session is not None:
+                await pause.thaw(self.session)
             await self.persistence.save(self.session)
 
     async def kill(self) -> None:
@@ -256,6 +286,7 @@ class Lifecycle:
             events.tell(events.Ended(subject=subject, reason=self.ended or "", seconds=seconds))
 
     async def leave(self) -> None:
+        self._paused_before = self.seconds_paused
         session, self.session = self.session, None
         adopted, self._adopted = self._adopted, None
         if (sandbox := self._sandbox()) is not None:
@@ -299,7 +330,10 @@ class Lifecycle:
     def look(self) -> None:
         """Called by the runtime ten times a second, until `stopped`."""
         limits, now = self.limits, time.monotonic()
-        if limits.lifetime is not None and now - self._born > limits.lifetime:
+        if self.paused:
+            return
+        lived = now - self._born - self.seconds_paused
+        if limits.lifetime is not None and lived > limits.lifetime:
             self.stopped = True
             self.end(f"has reached its lifetime of {limits.lifetime:g} s")
         if limits.idle is not None and not self.busy and now - self.last_used > limits.idle:

@@ -50,9 +50,10 @@ class SandboxOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     network: str
     policy: PolicyLike | None
-    strict: bool | None
+    strict: bool | Iterable[str] | None
     metadata: Mapping[str, str] | None
     functions: Functions | None
+    notebook: bool | None
     workspace: str | os.PathLike[str] | None
     session: str | None
     workdir: str
@@ -110,9 +111,10 @@ class Options:
     env: Mapping[str, str]
     network: str
     policy: Policy | None
-    strict: bool | None
+    strict: bool | frozenset[str] | None
     metadata: Mapping[str, str]
     functions: Mapping[str, HostFunction]
+    notebook: bool
     workspace: Path | None
     session: str | None
     workdir: str
@@ -141,8 +143,6 @@ def make_options(
         raise unknown_option("network", network, NETWORKS)
     flat = {name: given[name] for name in FLAT if name in given}  # type: ignore[literal-required]
     backend, docker = _choose_backend(asked["backend"], chosen, network, flat)
-    if strict is not None and not isinstance(strict, bool):
-        raise InvalidOption(f"strict is True, False or None, not {strict!r}")
     if not isinstance(noexec, bool):
         raise InvalidOption(f"noexec is True or False, not {noexec!r}")
     functions = coerce_functions(asked["functions"]) if asked["functions"] else {}
@@ -165,19 +165,26 @@ def make_options(
                 f"the record {str(recorded)!r} would be within reach of the code",
                 hint="keep it outside of workspace= and mounts=",
             )
+    environment = chosen or (
+        AS_IT_IS if docker is not settings.DEFAULT and docker.own else ENVIRONMENT
+    )
+    if (notebook := asked["notebook"]) is None:
+        notebook = bool(environment.notebook)
+    elif not isinstance(notebook, bool):
+        raise InvalidOption(f"notebook is True, False or None, not {notebook!r}")
     return Options(
         id=new_id(),
         backend=backend,
         docker=docker,
-        environment=chosen
-        or (AS_IT_IS if docker is not settings.DEFAULT and docker.own else ENVIRONMENT),
+        environment=environment,
         limits=LIMITS if asked["limits"] is None else Limits.coerce(asked["limits"]),
         env=MappingProxyType(check_texts("env", asked["env"])),
         network=network,
         policy=None if asked["policy"] is None else _make_policy(asked["policy"]),
-        strict=strict,
+        strict=_check_strict(strict),
         metadata=MappingProxyType(check_texts("metadata", asked["metadata"])),
         functions=MappingProxyType(functions),
+        notebook=notebook,
         workspace=kept,
         session=None if session is None else sessions.check_session_name(session),
         workdir=workdir,
@@ -185,6 +192,20 @@ def make_options(
         noexec=noexec or docker.noexec,
         record=recorded,
     )
+
+
+def _check_strict(given: object) -> bool | frozenset[str] | None:
+    if given is None or isinstance(given, bool):
+        return given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidOption(
+            f"strict is True, False, None or names of limits, not {given!r}",
+            hint='strict={"memory"} refuses to start if that limit cannot be enforced',
+        )
+    names = frozenset(map(str, given))
+    for name in sorted(names - RULES.keys()):
+        raise unknown_option("limit", name, RULES)
+    return names
 
 
 def _check_known(given: Iterable[str], unnamed: Sequence[object], own: Iterable[str]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from belljar.backends.base import init_settings
 from belljar.errors import CannotTravel, ProtocolError
@@ -30,11 +30,17 @@ from belljar.results.result import TABLE
 from belljar.sandbox import value_transfer
 
 if TYPE_CHECKING:
-    from belljar.policy import Report
+    pass
 
 MAX_CHANGES = 1024 * 1024  # bytes that tell of changed files; init keeps to the same number
-MOST_NOTES = 10  # about the findings of a policy
 RESTARTED = "variables were lost: the interpreter had to be restarted"
+
+
+class FinalValue(NamedTuple):
+    """What ended a cell before its last line."""
+
+    value: object  # of a host function: as it was returned
+    encoded: bool = False  # data of the guest, which is not decoded yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class Finished:
     host_time_is_up: bool  # host functions took more time than is excused
     value: list[value_transfer.Blob]  # at most one; taken out when it is decoded
     no_room: str | None  # why there is no value, though the guest sent one
+    final: list[FinalValue]  # the first one stands
 
     @property
     def stdout(self) -> str:
@@ -73,11 +80,11 @@ class Finished:
         value = self.done.header.get(name) if self.done is not None else None
         return value if type(value) is int and -(2**31) <= value < 2**32 else None
 
-    async def decode_value(self, limit: int) -> object:
+    async def decode_value(self, limit: int, reception: values.Reception) -> object:
         """The value, once: a large one must not live as long as this record."""
         if self.no_room is not None:
             raise MemoryError(self.no_room)
-        return await value_transfer.decode(self.value.pop(), limit)
+        return await value_transfer.decode(self.value.pop(), limit, reception=reception)
 
 
 def decide(
@@ -123,7 +130,7 @@ async def make_execution(
     error = parse_error(run.done.payload) if run.done is not None and status == "error" else None
     # Since the last cell, not since the start of this one: a process that is killed in between,
     # because of memory that the last cell left behind, may die only now.
-    kills = run.memory_kills_in_all - kills_before
+    kills = max(run.memory_kills_in_all - kills_before, run.memory_kills)  # others may run beside
     outcome = decide(
         status=status,
         error=error.name if error else None,
@@ -137,11 +144,22 @@ async def make_execution(
     fresh = state_lost or header.get("state_lost") is True
     main = next((r for r in reversed(run.results) if r.is_main_result), None)
     value, missing = None, None
+    about = _received_notes(header) if "notes" in header else []
     if outcome is Outcome.ok and with_value:
-        value, missing = await _decode_value(run, header, main, limits)
+        value, missing = await _decode_value(run, header, main, limits, about)
     notes = (*remarks, *_notes(run, outcome, limits, ended, lost=lost, fresh=fresh, kills=kills))
     if missing is not None:
         notes += (f"value is None, because {missing}; see text and results",)
+    # A `return` is the value as well. Another end stands, whatever the code did after it.
+    finished, final = outcome is Outcome.ok and header.get("final") is True, None
+    if finished:
+        final = value
+    elif run.final:
+        finished = True
+        final, missing = await _decode_final(run.final[0], limits, about)
+        if missing is not None:
+            notes += (f"final is None, because {missing}",)
+    notes += tuple(about)
     return Execution(
         outcome=outcome,
         text=main.text if main is not None else None,
@@ -160,6 +178,8 @@ async def make_execution(
         calls=run.calls,
         files=run.files if run.done is not None else None,
         notes=notes,
+        finished=finished,
+        final=final,
     )
 
 
@@ -187,57 +207,22 @@ def make_command_result(run: Finished) -> CommandResult:
     )
 
 
-def make_rejected(report: Report, count: int) -> Execution:
-    """The Execution of code that a policy kept from running. `count`: of the cells that did run."""
-    notes = tuple(
-        f"line {each.line}: {each.message} [{each.rule}]: {each.remedy}"
-        for each in report.findings[:MOST_NOTES]
-    )
-    error = ErrorInfo(name="PolicyRejected", value=report.summary(), traceback="")
-    made = make_empty(Outcome.rejected, error, notes, count=count, cpu=0.0)
-    return replace(made, state_preserved=True, policy=report)
-
-
-def make_empty(
-    outcome: Outcome,
-    error: ErrorInfo,
-    notes: tuple[str, ...],
-    *,
-    count: int,
-    cpu: float | None = None,
-) -> Execution:
-    """The Execution of code that did not run, or of which nothing is known."""
-    return Execution(
-        outcome=outcome,
-        text=None,
-        value=None,
-        results=(),
-        stdout="",
-        stderr="",
-        logs=Logs(stdout=(), stderr=()),
-        error=error,
-        exit_code=None,
-        signal=None,
-        execution_count=count,
-        usage=Usage(wall=0.0, cpu=cpu, peak_memory=None, output_bytes=0),
-        state_preserved=False,
-        truncated=False,
-        notes=notes,
-    )
-
-
 async def _decode_value(
-    run: Finished, header: dict[str, object], main: Result | None, limits: Limits
+    run: Finished,
+    header: dict[str, object],
+    main: Result | None,
+    limits: Limits,
+    notes: list[str],
 ) -> tuple[object, str | None]:
-    """The value, and why there is no value."""
+    """The value, and why there is no value; `notes` gets what it was instead."""
     why = header.get("value_error")
+    shown = main.raw if header.get("shown") is True and main is not None else {}
     try:
-        if (
-            header.get("shown") is True
-            and main is not None
-            and isinstance(table := main.raw.get(TABLE), bytes)
-        ):
+        if isinstance(table := shown.get(TABLE), bytes):
             value = await value_transfer.decode(table, len(table), limits.output)
+        elif isinstance(picture := shown.get("image/png"), bytes):
+            notes.append("value is a figure, taken as PNG")
+            value = picture
         elif run.no_room is not None:
             return None, run.no_room
         else:
@@ -249,13 +234,43 @@ async def _decode_value(
                 assert isinstance(most, int)
                 if len(blob) > most:
                     return None, f"it takes more than {format_size(most)}"
+            reception = values.Reception(lenient=True)
             if blob and values.needs_thread(blob):
-                value = await value_transfer.decode(blob, len(blob), limits.output)
+                value = await value_transfer.decode(
+                    blob, len(blob), limits.output, reception=reception
+                )
             else:
-                value = values.decode(blob, len(blob), limits.output) if blob else None
+                value = values.decode(blob, len(blob), limits.output, reception) if blob else None
+            notes += reception.notes
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)
+
+
+def _received_notes(header: dict[str, object]) -> list[str]:
+    """About values that the guest got, in its own words."""
+    notes = header.get("notes")
+    if not isinstance(notes, list):
+        return []
+    kept = [note[: messages.MAX_REASON] for note in notes if isinstance(note, str)]
+    return kept[: messages.MAX_NOTES]
+
+
+async def _decode_final(
+    given: FinalValue, limits: Limits, notes: list[str]
+) -> tuple[object, str | None]:
+    """The value that ended the cell, and why it did not come."""
+    if not given.encoded:
+        return given.value, None
+    blob = given.value
+    assert isinstance(blob, bytes)
+    reception = values.Reception(lenient=True)
+    try:
+        made = await value_transfer.decode(blob, len(blob), limits.output, reception=reception)
+    except (CannotTravel, values.CannotTravel, MemoryError) as error:
+        return None, str(error) or "there was no memory for it"
+    notes += reception.notes
+    return made, None
 
 
 def _notes(

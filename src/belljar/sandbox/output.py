@@ -12,8 +12,8 @@ SLACK = 0.25  # of the limit: more than that is cut at once, so that not every b
 class Output(Stream):
     """One output stream of a program. Callbacks get the text as it comes."""
 
-    def __init__(self, callback: OnText | None = None) -> None:
-        super().__init__(callback)
+    def __init__(self, name: str, callback: OnText | None = None) -> None:
+        super().__init__(callback, name, [])
         self._data = bytearray()
         self._head = 0  # bytes before the gap
         self.left_out = 0  # bytes

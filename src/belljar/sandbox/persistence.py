@@ -156,5 +156,5 @@ class _Directly:
         self._session = session
 
     @contextlib.asynccontextmanager
-    async def using(self) -> AsyncIterator[tuple[Channel, Guest]]:
+    async def using(self, *, watching: bool = False) -> AsyncIterator[tuple[Channel, Guest]]:
         yield self._session.channel, self._session.guest

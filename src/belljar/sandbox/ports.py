@@ -78,7 +78,7 @@ class _Forwarding:
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
         self.on_end = ports._lifecycle.on_end
         self.loop = event_loop.here()
-        self.cancel = event_loop.start_task(self._serve)
+        self.cancel = event_loop.spawn(self._serve)
 
     def close(self) -> None:
         event_loop.post(self.loop, self.cancel)
@@ -120,7 +120,7 @@ class AsyncPorts:
         self._lifecycle = lifecycle
 
     async def connect(self, port: int, *, timeout: float | None = None) -> Connection:
-        """A connection to a server in the sandbox; raises ConnectionRefusedError if there is none.
+        """A connection to a server in the sandbox. ConnectionRefusedError: no server listens.
 
         `timeout` is in seconds, for a server that does not listen yet.
         """
@@ -150,7 +150,7 @@ class AsyncPorts:
                 async with server, await UNIXSocketStream.from_socket(ours) as client:
                     await relay(client, server)
 
-        event_loop.start_task(serve)
+        event_loop.spawn(serve)
         return theirs
 
     async def forward(self, port: int, *, to: int = 0, timeout: float | None = None) -> Forward:

@@ -67,7 +67,7 @@ class AsyncProcess:
         self._began = time.perf_counter()
         self._coming: list[Chunk] = []  # read, and not given to the caller yet
         self._cut: dict[str, bytes] = {}  # the beginning of a character
-        self._outputs = {"stdout": Output(), "stderr": Output()}
+        self._outputs = {name: Output(name) for name in ("stdout", "stderr")}
         self._kept = Kept(lifecycle.limits.output)
         self._detached = False
         self._ended: float | None = None
@@ -96,13 +96,10 @@ class AsyncProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As a shell has it: the exit code, or 128 and the number of the signal that ended it. None
-        while the end was not read."""
-        end = self._stream.end
-        if not end or self._detached:
-            return None
-        code, signal = _number(end, "exit_code"), _number(end, "signal")
-        return code if code is not None else 128 + (signal or 9)
+        """As a shell has it: the exit code, 124 for a time-out, or 128 and the number of the signal
+        that ended it. None while the end was not read."""
+        ended = self._stream.end and not self._detached
+        return self._make_result().returncode if ended else None
 
     @property
     def skipped(self) -> int:

@@ -277,12 +277,14 @@ class _Replaying:
                 argv=cell.argv,
                 stdin=make_input(cell.stdin),
                 csv=cell.csv,
+                allow_return=cell.allow_return,
             )
             replayed = sandbox.run_code(
                 script,
                 timeout=self.timeout or recorded,
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
+                notebook=cell.notebook,
             )
             differences = compare_cells(cell, replayed, exact=self.exact)
         if cell.number in self._chosen:

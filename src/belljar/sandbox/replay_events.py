@@ -95,7 +95,8 @@ class Events:
             if blob is None:
                 absent.append(name)
             else:
-                self._sandbox.set(name, values.decode(blob))
+                plain = values.Reception(lenient=True)
+                self._sandbox.set(name, values.decode(blob, reception=plain))
         if absent:
             raise _Impossible(f"the values of {', '.join(absent)} were too large for the record")
 

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 import anyio
 
 from belljar.backends.event_loop import finish_in_time, move_to_loop
-from belljar.errors import InvalidOption, ProtocolError
+from belljar.errors import ProtocolError
 from belljar.files.script import Input
 from belljar.functions.registry import Registry
 from belljar.limits import Limits
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import FileChanges, Logs, Outcome, Result, Usage
 from belljar.sandbox import outcome, value_transfer
 from belljar.sandbox.calls import Calls, Deadline
 from belljar.sandbox.channel import Lost, drop
 from belljar.sandbox.guest_session import GuestSession
-from belljar.sandbox.outcome import Finished
+from belljar.sandbox.outcome import FinalValue, Finished
 
 GRACE = 1.0  # seconds between KeyboardInterrupt and SIGKILL
 DEATH = 5.0  # seconds a killed worker may take to be reported, before the whole guest is killed
@@ -61,15 +61,16 @@ class Cell:
 class Stream:
     """One output stream: bytes in, text out, also if a character is cut in two."""
 
-    def __init__(self, callback: OnText | None) -> None:
+    def __init__(self, callback: OnText | None, name: str, order: list[str]) -> None:
         self._decoder = _DECODER("replace")
-        self.callback = callback
+        self.callback, self._name, self._order = callback, name, order
         self.chunks: list[str] = []
 
     async def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._decoder.decode(data, final)
         if text:
             self.chunks.append(text)
+            self._order.append(self._name)
             if self.callback is not None:
                 made = self.callback(text)
                 if inspect.isawaitable(made):
@@ -90,15 +91,13 @@ class Run:
         self._channel, self._guest = session.channel, session.guest
         limits = cell.limits
         self._exchange = session.channel.open()
-        self._room = limits.output
-        self._background_room = MAX_BACKGROUND
+        self._room, self._background_room = limits.output, MAX_BACKGROUND
         self._streams: dict[str, Stream] = {}  # made for the first bytes
         self._silent = False  # callbacks are not called any more
-        self._results: list[Result] = []
-        self._result_bytes = 0
+        self._results, self._order = list[Result](), list[str]()  # order: of output, by stream
         # Pictures are larger than text: results have their own, wider share of the limit.
         self._max_results = min(ALL_RESULTS * limits.output, MAX_RESULT_BYTES)
-        self._output_bytes = 0
+        self._output_bytes = self._result_bytes = 0
         self._truncated = self._dropped = self._cut = False
         self._stopped_for: Outcome | None = None  # the limit that ended it
         self._interrupted = False  # by the caller
@@ -108,6 +107,7 @@ class Run:
         self._receiver: value_transfer.Receiver | None = None  # for values not in one frame
         self._value: list[value_transfer.Blob] = []
         self._no_room: str | None = None
+        self._final: list[FinalValue] = []  # what ended the cell
         self._taken: dict[int, anyio.Event] = {}
         self._worker: object = None  # the process that has taken parts of a value
         self._clock: anyio.CancelScope | None = None  # of the time-out, under an event loop
@@ -116,7 +116,9 @@ class Run:
             self._clock = anyio.CancelScope()
             deadline = Deadline(self._clock, limits.host_time)
             known = functions or Registry()
-            self._calls = Calls(known, self._answer, limits.memory, deadline, cell.stdin)
+            self._calls = Calls(
+                known, self._answer, limits.memory, deadline, cell.stdin, self._final
+            )
 
     async def execute(self) -> Finished:
         """Run it to its end. Cancelled, it interrupts the guest, then kills the worker, and lets
@@ -146,7 +148,7 @@ class Run:
             stopped_for=self._stopped_for,
             interrupted=self._interrupted,
             results=tuple(self._results),
-            logs=Logs(**{"stdout": (), "stderr": (), **chunks}),
+            logs=Logs(**{"stdout": (), "stderr": (), **chunks, "order": tuple(self._order)}),
             usage=Usage(
                 wall=self._wall,
                 cpu=cpu,
@@ -164,6 +166,7 @@ class Run:
             host_time_is_up=timed_out and calls is not None and calls.deadline.excuse <= 0,
             value=self._value,
             no_room=self._no_room,
+            final=self._final,
         )
 
     async def _perform(self) -> None:
@@ -173,7 +176,7 @@ class Run:
         if (calls := self._calls) is not None and cell.timeout is not None:
             seconds = cell.timeout * max(cell.limits.cpus, 1.0)
             calls.start_task(calls.deadline.watch_cpu, self._guest, self._before.cpu, seconds)
-        began = time.perf_counter()
+        began = time.perf_counter() - self._channel.seconds_paused
         header: Mapping[str, object] = cell.header
         payload, fd, sent = cell.payload, -1, False
         try:
@@ -212,7 +215,7 @@ class Run:
         finally:
             self._exchange.close()
             self._receiver = None  # with what it has of values that are not whole
-            self._wall = time.perf_counter() - began
+            self._wall = time.perf_counter() - self._channel.seconds_paused - began
         for stream in self._streams.values():
             await stream.feed(b"", final=True)
 
@@ -222,13 +225,11 @@ class Run:
         grace = GRACE if self._cell.grace is None else self._cell.grace
         if grace:
             await self._channel.send(wire.INTERRUPT, number, {"end": True})
-            with anyio.move_on_after(grace):
-                await self._collect()
+            await self._channel.within(grace, self._collect)
             if self._done is not None:
                 return
         await self._channel.send(wire.KILL, number)
-        with anyio.move_on_after(DEATH):
-            await self._collect()
+        await self._channel.within(DEATH, self._collect)
         if self._done is None:
             self._session.kill()
             raise Lost
@@ -240,7 +241,7 @@ class Run:
     # -- frames -----------------------------------------------------------------------------
 
     async def _collect_in_time(self, timeout: float | None) -> None:
-        began = time.monotonic()
+        began, paused = time.monotonic(), self._channel.seconds_paused
         if await finish_in_time(self._collect, timeout):
             return
         clock = self._clock = self._clock or anyio.CancelScope()
@@ -248,6 +249,8 @@ class Run:
             clock.deadline = anyio.current_time() + timeout - (time.monotonic() - began)
         with clock:
             await self._collect()
+        if clock.cancelled_caught and clock.deadline > 0:  # else it is ended for its CPU time
+            await self._channel.within(await self._channel.wait_for_resume(paused), self._collect)
 
     async def _collect(self) -> bool:
         """Take frames until it is done, or a limit has been passed for the first time."""
@@ -295,7 +298,8 @@ class Run:
             raise ProtocolError("output of an unknown stream")
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = Stream(getattr(self._cell, f"on_{name}", None))
+            callback = getattr(self._cell, f"on_{name}", None)
+            stream = self._streams[name] = Stream(callback, name, self._order)
         if self._silent:
             stream.callback = None
         if name == "background":
@@ -316,6 +320,10 @@ class Run:
         self._result_bytes += 4 * len(frame.payload) + 256 * len(result.raw)
         if len(self._results) >= MAX_RESULTS or self._result_bytes > self._max_results:
             self._truncated = True
+            return
+        if isinstance(final := result.raw.get(messages.FINAL), bytes):
+            if not self._final:
+                self._final.append(FinalValue(final, encoded=True))
             return
         self._dropped = self._dropped or bool(frame.header.get("dropped"))
         self._cut = self._cut or bool(frame.header.get("cut"))
@@ -385,16 +393,3 @@ class Run:
             return  # the run itself will notice
         finally:
             self._taken.pop(call, None)
-
-
-def encode_code(code: str) -> bytes:
-    if not isinstance(code, str):  # of a Snippet
-        found = f"code is a str, not {type(code).__name__}"
-        raise InvalidOption(found, hint="decode bytes before running them")
-    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if len(payload) > wire.MAX_PAYLOAD:
-        raise InvalidOption(
-            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
-            hint="write large data to a file with files.write()",
-        )
-    return payload

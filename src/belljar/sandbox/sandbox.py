@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from belljar import events
 from belljar.backends.base import Location, UsageSample
-from belljar.backends.event_loop import Lock, move_to_loop
+from belljar.backends.event_loop import move_to_loop
 from belljar.backends.isolation import Isolation
 from belljar.environment.environment import Environment
 from belljar.errors import (
@@ -31,31 +31,37 @@ from belljar.errors import (
     SandboxClosed,
     SandboxError,
     check_callbacks,
+    stays_one,
     suggests,
+    unknown_option,
 )
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
-from belljar.functions.registry import HostFunction, Registry
+from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, HostFunction, Registry
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution, Outcome
-from belljar.sandbox import advice, options, outcome, value_transfer
+from belljar.sandbox import advice, not_run, options, outcome, value_transfer
+from belljar.sandbox import pause as pausing
 from belljar.sandbox.commands import AsyncCommands
+from belljar.sandbox.contexts import AsyncContexts, Context, Interpreter
+from belljar.sandbox.event_stream import AsyncStream, check_options
 from belljar.sandbox.guest_session import KEEP_TIMEOUT, Checkpoint, GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.options import Options, SandboxOptions
 from belljar.sandbox.outcome import Finished
 from belljar.sandbox.persistence import Code
 from belljar.sandbox.ports import AsyncPorts
-from belljar.sandbox.run import Cell, OnResult, OnText, Run, encode_code
+from belljar.sandbox.run import Cell, OnResult, OnText, Run
 
 if TYPE_CHECKING:
     from belljar.policy import Policy, Report
 
 
 @suggests
+@stays_one
 class AsyncSandbox:
     """A sandbox under asyncio or trio. Starts when entered or first used; `create` starts at once.
 
@@ -77,10 +83,7 @@ class AsyncSandbox:
     def _set_up(self, given: Options, functions: Registry | None = None) -> None:
         self._options = given
         self._lifecycle = Lifecycle(self, given, functions)
-        self._turn = Lock()
-        self._run: Run | None = None
-        self._count = 0
-        self._remarks: tuple[str, ...] = ()  # for the notes of the next Execution
+        self._main = Interpreter()
 
     @functools.cached_property
     def commands(self) -> AsyncCommands:
@@ -91,6 +94,11 @@ class AsyncSandbox:
     def files(self) -> AsyncFiles:
         """Files of the sandbox."""
         return AsyncFiles(self._lifecycle, on_change=self._note_change)
+
+    @functools.cached_property
+    def contexts(self) -> AsyncContexts:
+        """More interpreters, beside the sandbox's own."""
+        return AsyncContexts(self._lifecycle)
 
     @functools.cached_property
     def ports(self) -> AsyncPorts:
@@ -167,18 +175,29 @@ class AsyncSandbox:
     def __repr__(self) -> str:
         lifecycle = self._lifecycle
         state = "closed" if lifecycle.ended else "running" if lifecycle.session else "not started"
+        state = "paused" if lifecycle.paused and not lifecycle.ended else state
         return f"<{type(self).__name__} {self.id} ({self.environment.name}, {state})>"
+
+    def describe(self) -> str:
+        """What a system prompt should say of this sandbox, in a few lines: Python and packages,
+        network, files, limits, and functions of the host. Blocks for a short time.
+        """
+        lifecycle = self._lifecycle
+        return advice.describe_sandbox(
+            self._options, lifecycle.subject.backend, lifecycle.functions
+        )
 
     @property
     def last_used(self) -> float:
-        """When it was last used, by time.monotonic()."""
-        return self._lifecycle.last_used
+        """When it was last used, by time.monotonic(); a paused one is in use."""
+        return time.monotonic() if self._lifecycle.paused else self._lifecycle.last_used
 
     @property
     def engaged(self) -> bool:
         """Whether anything runs, or waits for its turn or for the start."""
         lifecycle = self._lifecycle
-        return lifecycle.busy > 0 or self._turn.locked() or lifecycle.starting.locked()
+        waiting = self._main.turn.locked() or self.contexts.running()
+        return lifecycle.busy > 0 or waiting or lifecycle.starting.locked()
 
     @property
     def _session(self) -> GuestSession | None:
@@ -196,6 +215,27 @@ class AsyncSandbox:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
         self._lifecycle.record("restart")
+
+    async def pause(self) -> None:
+        """Stop all its processes until `resume`. They keep their memory and use no processor time.
+
+        A cell that is under way stands still, and so do its time-out, `lifetime` and `idle`. What
+        needs the guest raises SandboxPaused meanwhile; close() and kill() end it at once.
+        """
+        await pausing.pause(self._lifecycle)
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on, as if no time had passed."""
+        await pausing.resume(self._lifecycle)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is between `pause` and `resume`."""
+        return self._lifecycle.paused
+
+    @property
+    def _seconds_paused(self) -> float:
+        return self._lifecycle.seconds_paused
 
     async def usage(self) -> UsageSample:
         """What it has used so far, and uses at this moment, as seen from outside.
@@ -243,6 +283,9 @@ class AsyncSandbox:
         on_result: OnResult | None = None,
         env: Mapping[str, str] | None = None,
         undo_on_error: bool = False,
+        context: Context | str | None = None,
+        allow_return: bool = False,
+        notebook: bool | None = None,
     ) -> Execution:
         """Run code in the sandbox's interpreter; variables stay for the next time.
 
@@ -251,15 +294,29 @@ class AsyncSandbox:
         `timeout` is in seconds (None: that of the limits). `stdin` is what input() and sys.stdin
         read. The callbacks get output and results while the code runs. With `undo_on_error`, code
         that does not end with the outcome ok leaves variables and files as they were before it.
+        `context` is another interpreter of the sandbox: see `contexts`.
+        With `allow_return`, a `return` at the top level ends the code, and gives its value. With
+        `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
+        where = self._main if context is None else self.contexts.find(context)
+        if undo_on_error and context is not None:
+            self.contexts.check_alone()
         if on_stdout is not None or on_stderr is not None or on_result is not None:
             check_callbacks(on_stdout=on_stdout, on_stderr=on_stderr, on_result=on_result)
         header: dict[str, object] = {"watch": True}
+        if notebook is None:
+            notebook = self._options.notebook
         if type(code) is str and stdin is None:
-            script = Script(code=code)
+            script = Script(code=code, allow_return=allow_return, notebook=notebook)
+            if notebook:
+                header["notebook"] = True
+            if allow_return:
+                header["return"] = True
         else:
             await move_to_loop()
-            script = await scripts.make_script(code, stdin)
+            script = await scripts.make_script(
+                code, stdin, allow_return=allow_return, notebook=notebook
+            )
             header |= script.header()
         variables = {} if env is None else options.check_texts("env", env)
         if variables:
@@ -286,9 +343,9 @@ class AsyncSandbox:
                 report = await self._check_policy(self._options.policy, script.code)
                 asked = time.perf_counter() - clock
             if report is not None and not report.allowed:
-                execution = outcome.make_rejected(report, self._count)
+                execution = not_run.make_rejected(report, where.count)
             else:
-                execution = await self._run_cell(given, cell, report)
+                execution = await self._run_cell(given, cell, report, where)
         except BaseException as error:
             if events.cell_subscriptions:
                 events.tell(
@@ -315,13 +372,25 @@ class AsyncSandbox:
             )
         return execution
 
-    async def interrupt(self) -> None:
+    def stream(self, code: str | os.PathLike[str] | Script, **options: Any) -> AsyncStream:
+        """Run code as `run_code` does, and iterate over what happens.
+
+        Gives OutputEvent and ResultEvent as they come, and at last an EndEvent with the Execution.
+        `options` are those of `run_code`, without the callbacks. The code runs from the first event
+        on. It is interrupted if the iterator is closed, or dropped, before the end.
+        """
+        return AsyncStream(
+            functools.partial(self.run_code, code, **check_options(self.run_code, options))
+        )
+
+    async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
-        self._lifecycle.check_usable()
-        if self._run is not None and self._session is not None:
+        self._lifecycle.check_running()
+        where = self._main if context is None else self.contexts.find(context)
+        if where.run is not None and self._session is not None:
             await self._session.settle()
-        if self._run is not None:
-            await self._run.interrupt()
+        if where.run is not None:
+            await where.run.interrupt()
 
     async def _check_policy(self, policy: Policy, code: str) -> Report:
         self._lifecycle.check_usable()
@@ -334,24 +403,26 @@ class AsyncSandbox:
     async def _get_ready(self) -> None:
         """Called before `_turn` is taken: one cell after the other; an operation on variables
         counts as one."""
-        lifecycle = self._lifecycle
-        if lifecycle.functions is not None or lifecycle.persistence is not None:
+        lifecycle, functions = self._lifecycle, self._lifecycle.functions
+        if lifecycle.persistence is not None or (functions is not None and functions.version):
             await move_to_loop()
-        lifecycle.check_usable()
+        lifecycle.check_running()
         if lifecycle.session is not None:
             lifecycle.session.check_free()
 
-    async def _run_cell(self, code: Code, cell: Cell, report: Report | None) -> Execution:
+    async def _run_cell(
+        self, code: Code, cell: Cell, report: Report | None, where: Interpreter
+    ) -> Execution:
         began, persistence = time.time(), self._lifecycle.persistence
         await self._get_ready()
-        async with self._turn:
+        async with where.turn:
             before: Checkpoint | None = None
             if code.undo_on_error:
                 await move_to_loop()
                 before = await self._keep(cell.timeout)
-            self._count += 1
+            where.count += 1
             try:
-                execution, _ = await self._execute(cell)
+                execution, _ = await self._execute(cell, where)
                 if execution.outcome is not Outcome.ok:
                     said = tuple(advice.notes(execution, self._options, cell.timeout))
                     execution = replace(execution, notes=(*execution.notes, *said))
@@ -365,43 +436,54 @@ class AsyncSandbox:
                 execution = await persistence.keep(code, execution, self._session, began=began)
         return execution if report is None else replace(execution, policy=report)
 
-    async def _execute(self, cell: Cell, *, with_value: bool = True) -> tuple[Execution, Finished]:
+    async def _execute(
+        self, cell: Cell, where: Interpreter, *, with_value: bool = True
+    ) -> tuple[Execution, Finished]:
         """Run one cell, or one operation on variables, to its end."""
         lifecycle = self._lifecycle
         session = await lifecycle.connect()
+        if where.session is not None and where.session is not session:
+            raise SandboxError(
+                "the context was lost with the guest that it was in", hint="make a new one"
+            )
         branch, functions = lifecycle.branch, lifecycle.functions
         await session.begin_turn(branch)
         try:
             if lifecycle.persistence is not None:
                 await lifecycle.persistence.refresh(session)
-            cell.header.update(count=self._count, output=cell.limits.output)
+            cell.header.update(count=where.count, output=cell.limits.output)
+            key = branch
+            if where.number:
+                cell.header["context"], key = where.number, -where.number
             version = 0 if functions is None else functions.version
-            if session.functions.get(branch, 0) != version:
+            if session.functions.get(key, 0) != version:
                 cell.header["functions"] = [] if functions is None else functions.specs()
-                session.functions[branch] = version
-            self._run = Run(session, cell, functions)
+                session.functions[key] = version
+            run = where.run = Run(session, cell, functions if version else None)
             try:
                 with lifecycle.working():
-                    finished = await session.serve(self._run.execute)
+                    finished = await session.serve(run.execute)
             finally:
-                self._run = None
+                where.run = None
         finally:
             session.end_turn()
-        return await self._judge(finished, session, with_value=with_value), finished
+        return await self._judge(finished, session, where, with_value=with_value), finished
 
     async def _judge(
-        self, finished: Finished, session: GuestSession, *, with_value: bool
+        self, finished: Finished, session: GuestSession, where: Interpreter, *, with_value: bool
     ) -> Execution:
         lifecycle = self._lifecycle
-        state_lost, lifecycle.state_lost = lifecycle.state_lost, finished.done is None
+        state_lost = False
+        if where is self._main:
+            state_lost, lifecycle.state_lost = lifecycle.state_lost, finished.done is None
         remarks: tuple[str, ...] = ()
         if with_value:  # else there is no Execution that the caller sees
-            remarks, self._remarks = self._remarks, ()
+            remarks, where.remarks = where.remarks, ()
         kills, session.memory_kills = session.memory_kills, finished.memory_kills_in_all
         return await outcome.make_execution(
             finished,
             limits=self._options.limits,
-            count=self._count,
+            count=where.count,
             kills_before=kills,
             ended=lifecycle.ended,
             state_lost=state_lost,
@@ -414,52 +496,67 @@ class AsyncSandbox:
     async def put(self, /, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
-        Plain data, dates, numpy arrays, pandas and polars frames, pyarrow tables. Raises
-        CannotTravel with the name of the part that cannot.
+        Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
+        tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
+        a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
         """
         await self._put_all(values)
 
-    async def _put_all(self, values: Mapping[str, object]) -> None:
+    async def _put_all(self, values: Mapping[str, object], lenient: bool = True) -> None:
         for name in values:
             options.check_name(name)
-        value = await value_transfer.encode_named(values, self.limits.memory)
-        await self._operate({"op": "put"}, value, self.limits.timeout)
+        value = await value_transfer.encode_named(values, self.limits.memory, lenient=lenient)
+        header: dict[str, object] = {"op": "put"} | ({} if lenient else {"strict": True})
+        await self._operate(header, value, self.limits.timeout)
         if self._lifecycle.persistence is not None:
             await self._lifecycle.persistence.record_put(values)
 
-    async def set(self, name: str, value: object) -> None:
-        """Set one variable of the sandbox."""
-        await self._put_all({name: value})
+    async def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+        """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
+        as it is raises CannotTravel."""
+        await self._put_all({name: value}, lenient)
 
-    async def get(self, name: str, *, timeout: float | None = None) -> object:
+    async def get(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lenient: bool = False,
+        types: Iterable[object] = (),
+    ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
-        Raises NameMissing if the sandbox has no such variable, CannotTravel if its value cannot
-        come out.
+        Objects of the classes in `types` (and of their fields) are built from what the sandbox
+        sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
+        `lenient` other objects come as plain data or as their text. Raises NameMissing if the
+        sandbox has no such variable, CannotTravel if its value cannot come out.
         """
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
+        if lenient:
+            header["lenient"] = True
         seconds = options.check_timeout(timeout, self.limits.timeout)
         finished = await self._operate(header, None, seconds)
         try:
-            return await finished.decode_value(self.limits.memory)
+            reception = value_transfer.receive(types, lenient=lenient)
+            return await finished.decode_value(self.limits.memory, reception)
         except CannotTravel as error:
-            raise CannotTravel(error.message.replace("value", name, 1)) from None
+            raise CannotTravel(error.message.replace("value", name, 1), hint=error.hint) from None
 
     async def _operate(
         self, header: dict[str, object], value: Encoded | None, timeout: float | None
     ) -> Finished:
         cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
         await self._get_ready()
-        async with self._turn:
-            execution, finished = await self._execute(cell, with_value=False)
+        async with self._main.turn:
+            execution, finished = await self._execute(cell, self._main, with_value=False)
         if not execution.state_preserved:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
-            name = str(header.get("name"))
+            name = None if header["op"] == "put" else str(header["name"])
             if execution.error.name == "NameError" and header["op"] == "get":
                 raise NameMissing(f"the sandbox has no variable {name!r}")
-            if execution.error.name == "CannotTravel" and header["op"] == "get":
-                raise CannotTravel(execution.error.value.replace("value", name, 1)[:2000])
+            if execution.error.name == "CannotTravel":
+                raise value_transfer.refused_inside(execution.error.value, name)
         try:
             execution.raise_for_outcome()
         except ExecutionError as error:
@@ -475,34 +572,61 @@ class AsyncSandbox:
         function: Callable[..., object],
         name: str | None = None,
         *,
-        timeout: float | None = 60.0,
+        timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
         concurrency: int = 8,
         counts_time: bool = False,
-    ) -> None:
-        """Let the code call a function of this process, by its name or `name`.
+        ends_cell: bool = False,
+        awaitable: bool | None = None,
+    ) -> str:
+        """Let the code call a function of this process, by its name or `name`. Gives the name in
+        the code, which is an identifier: "get-weather" is get_weather there.
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
-        seconds for one call, `max_calls` counts over the sandbox's life, `concurrency` is how many
-        run at once (ordinary functions in threads). The time of calls counts against the
-        time-out of the cell with `counts_time`, and beyond `Limits.host_time`.
+        seconds for one call (an async function has none unless it is given), `max_calls` counts
+        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
+        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
+        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
+        Execution. Async functions, and those with `awaitable`, are awaited in the code.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
-                "expose() makes a HostFunction itself", hint="give it the function, and its options"
+                "expose() makes a HostFunction itself",
+                hint="give it the function, and its options; or use expose_all([function])",
             )
+        made = HostFunction(
+            function,
+            name=name,
+            timeout=timeout,
+            max_calls=max_calls,
+            concurrency=concurrency,
+            counts_time=counts_time,
+            ends_cell=ends_cell,
+            awaitable=awaitable,
+        )
+        return self.functions.add(made)
+
+    async def expose_all(self, functions: Functions) -> dict[str, str]:
+        """Let the code call functions of this process, as `Sandbox(functions=...)` does.
+
+        Functions of the same names are replaced. Gives the names in the code by the names given:
+        `{"get-weather": "get_weather"}`. If one cannot be exposed, none is.
+        """
+        return self.functions.add_all(functions)
+
+    async def unexpose(self, name: str) -> None:
+        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        if name not in self.functions:
+            raise unknown_option("host function", str(name), self.functions)
+        del self.functions[name]
+
+    @property
+    def functions(self) -> Registry:
+        """The functions of this process that the code can call, by name: a live mapping. Adding or
+        removing one there is the same as expose() and unexpose()."""
         if self._lifecycle.functions is None:
             self._lifecycle.functions = Registry()
-        self._lifecycle.functions.add(
-            HostFunction(
-                function,
-                name=name,
-                timeout=timeout,
-                max_calls=max_calls,
-                concurrency=concurrency,
-                counts_time=counts_time,
-            )
-        )
+        return self._lifecycle.functions
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -516,7 +640,7 @@ class AsyncSandbox:
         (`os.register_at_fork`) may hang. Then the interpreter is lost, and a SandboxError says so.
         """
         await self._get_ready()
-        async with self._turn:
+        async with self._main.turn:
             made = await self._keep(self.limits.timeout)
         self._lifecycle.record("checkpoint", id=str(made.id))
         return made
@@ -524,7 +648,7 @@ class AsyncSandbox:
     async def rollback(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, which stays valid: one can go back to it again."""
         await self._get_ready()
-        async with self._turn:
+        async with self._main.turn:
             await self._go_back(checkpoint, self.limits.timeout)
             if self._lifecycle.persistence is not None:
                 await self._lifecycle.persistence.save(self._session)
@@ -549,11 +673,13 @@ class AsyncSandbox:
                 hint="two cannot write to one directory; checkpoint() and rollback() work",
             )
         await self._get_ready()
-        async with self._turn, lifecycle.turn() as session:
+        async with self._main.turn, lifecycle.turn() as session:
+            self.contexts.check_alone()
             branch, lacks = await session.keep(branch=True, timeout=self.limits.timeout)
         functions = None if lifecycle.functions is None else lifecycle.functions.copy()
         forked = self._from_options(options.make_fork_options(self._options), functions)
-        forked._count, forked._remarks = self._count, _describe_lacks(lacks, "the fork")
+        forked._main.count = self._main.count
+        forked._main.remarks = _describe_lacks(lacks, "the fork")
         forked._lifecycle.state_lost = lifecycle.state_lost
         lifecycle.record("fork", id=forked.id)
         forked._lifecycle.join(session, branch)
@@ -561,6 +687,7 @@ class AsyncSandbox:
 
     async def _keep(self, timeout: float | None) -> Checkpoint:
         async with self._lifecycle.turn() as session:
+            self.contexts.check_alone()
             number, lacks = await session.keep(branch=False, timeout=timeout)
         lost = self._lifecycle.state_lost
         return Checkpoint(id=number, lacks=lacks, fresh=lost, session=session)
@@ -568,9 +695,10 @@ class AsyncSandbox:
     async def _go_back(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
         async with self._lifecycle.turn() as session:
             _check_owner(checkpoint, session)
+            self.contexts.check_alone()
             await session.go_back(checkpoint.id, timeout)
         self._lifecycle.state_lost = checkpoint.fresh
-        self._remarks = _describe_lacks(checkpoint.lacks, "the checkpoint")
+        self._main.remarks = _describe_lacks(checkpoint.lacks, "the checkpoint")
 
     async def _undo(self, before: Checkpoint, execution: Execution) -> Execution:
         session = before.session
@@ -586,7 +714,7 @@ class AsyncSandbox:
             # After any other error the interpreter was ended to make room for the other one.
             as_before = execution.state_preserved and isinstance(error, CheckpointLost)
             return replace(execution, notes=notes, state_preserved=as_before)
-        remarks, self._remarks = self._remarks, ()
+        remarks, self._main.remarks = self._main.remarks, ()
         await session.release(before.id)
         kept = [note for note in execution.notes if note != outcome.RESTARTED]
         notes = (*kept, "what it did was undone", *remarks)
@@ -608,7 +736,7 @@ class AsyncSandbox:
         """Called after each operation, other than a cell, that may have changed files."""
         lifecycle = self._lifecycle
         if lifecycle.persistence is not None:
-            self._remarks += tuple(await lifecycle.persistence.save(self._session))
+            self._main.remarks += tuple(await lifecycle.persistence.save(self._session))
             lifecycle.persistence.record_event(event, **fields)
         if not events.cell_subscriptions:
             return
@@ -622,6 +750,19 @@ class AsyncSandbox:
 
 options.show_options(AsyncSandbox.__init__)
 options.show_options(AsyncSandbox.create.__func__)  # type: ignore[attr-defined]
+
+
+def encode_code(code: str) -> bytes:
+    if not isinstance(code, str):  # of a Snippet
+        found = f"code is a str, not {type(code).__name__}"
+        raise InvalidOption(found, hint="decode bytes before running them")
+    payload = code.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if len(payload) > wire.MAX_PAYLOAD:
+        raise InvalidOption(
+            f"the code has {len(payload)} bytes, more than {wire.MAX_PAYLOAD}",
+            hint="write large data to a file with files.write()",
+        )
+    return payload
 
 
 async def check_policy(policy: Policy, code: str) -> Report:

@@ -47,7 +47,7 @@ REPORT = 8192  # bytes of the report that are read
 class ShellResult(CommandResult):
     """What one command of a shell did."""
 
-    output: str  # both streams, in the order in which they came
+    output: str = ""  # both streams, in the order in which they came; replaces the property
     kept: bool  # False: the command did not change the state of the shell
     fresh: bool  # True: what earlier commands had set was not there (any more)
 

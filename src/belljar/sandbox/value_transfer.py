@@ -7,12 +7,13 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio.to_thread
 
 from belljar.backends.event_loop import caller_thread
 from belljar.errors import CannotTravel, ProtocolError
+from belljar.functions import signature
 from belljar.limits import format_size
 from belljar.protocol import buffers, values, wire
 from belljar.protocol.values import Encoded
@@ -23,15 +24,19 @@ SHORT = 4096  # characters, or bytes
 FEW = 32  # items
 MAX_RECORDED_SOURCE = 1 << 40  # no limit: the value was put before
 MAX_TEXT = 64 * 1024 * 1024  # of a value that goes in; the guest limits memory
+MAX_DESCRIBED = 4000  # characters of the repr() of an object
+_NAMED = re.compile(r"\bvalue\['(\w+)'\]")
+_SENDERS_CLASS = "which only its sender knows"
 
 Blob = bytes | mmap.mmap
 
 
-async def encode(value: object, limit: int) -> Encoded:
-    """Raises CannotTravel, which names the part of the value that cannot."""
+async def encode(value: object, limit: int, *, lenient: bool = True) -> Encoded:
+    """Raises CannotTravel, which names the part of the value that cannot. If `lenient`, objects
+    become plain data, or a text."""
     if caller_thread() is not None or _is_small(value):
-        return _encode(value, limit)
-    return await anyio.to_thread.run_sync(_encode, value, limit)
+        return _encode(value, limit, lenient)
+    return await anyio.to_thread.run_sync(_encode, value, limit, lenient)
 
 
 def _is_small(value: object, depth: int = 2) -> bool:
@@ -48,18 +53,23 @@ def _is_small(value: object, depth: int = 2) -> bool:
     return all(_is_small(item, depth - 1) for item in items)  # type: ignore[attr-defined]
 
 
-async def encode_named(given: Mapping[str, object], limit: int) -> Encoded:
+def _describe(value: object, nested: bool) -> str:
+    """For the guest, which must not learn of the host what the text of an object may tell."""
+    return signature.remove_host_details(repr(value)[:MAX_DESCRIBED])
+
+
+async def encode_named(given: Mapping[str, object], limit: int, *, lenient: bool) -> Encoded:
     """Several values by their names, which error messages use."""
     try:
-        return await encode(dict(given), limit)
+        return await encode(dict(given), limit, lenient=lenient)
     except CannotTravel as error:
-        words = re.sub(r"\bvalue\['(\w+)'\]", r"\1", error.message)
+        words = _NAMED.sub(r"\1", error.message)
         raise CannotTravel(words, hint=error.hint) from None
 
 
-def _encode(value: object, limit: int) -> Encoded:
+def _encode(value: object, limit: int, lenient: bool) -> Encoded:
     try:
-        return values.encode(value, limit, MAX_TEXT)
+        return values.encode(value, limit, MAX_TEXT, _describe if lenient else None)
     except values.CannotTravel as error:
         words = str(error)
         too_large = f"{limit} bytes"
@@ -81,25 +91,51 @@ async def encode_for_record(given: Mapping[str, object]) -> dict[str, object]:
     return kept
 
 
-async def decode(blob: Blob, limit: int, text_limit: int = values.MAX_TEXT) -> object:
+async def decode(
+    blob: Blob,
+    limit: int,
+    text_limit: int = values.MAX_TEXT,
+    *,
+    reception: values.Reception = values.STRICT,
+) -> object:
     """Decode bytes that a hostile guest may have made."""
     if caller_thread() is None and values.needs_thread(blob):
         # Not a shared thread: a hostile value may take long.
         own = anyio.CapacityLimiter(1)
-        work = functools.partial(_decode, blob, limit, text_limit)
+        work = functools.partial(_decode, blob, limit, text_limit, reception)
         value, refusal = await anyio.to_thread.run_sync(work, limiter=own)
     else:
-        value, refusal = _decode(blob, limit, text_limit)
+        value, refusal = _decode(blob, limit, text_limit, reception)
     if refusal is not None:
-        raise CannotTravel(refusal)
+        hint = "name its class, get(..., types=[...]), or take plain data, get(..., lenient=True)"
+        raise CannotTravel(refusal, hint=hint if _SENDERS_CLASS in refusal else None)
     return value
 
 
-def _decode(blob: Blob, limit: int, text_limit: int) -> tuple[object, str | None]:
+def receive(types: Iterable[object], *, lenient: bool) -> values.Reception:
+    """How to take a value for which the caller gave some classes. No other class is looked for."""
+    classes = signature.find_classes(*types)
+    return values.Reception(lambda named: classes.get(signature.class_name(named)), lenient)
+
+
+def refused_inside(message: str, name: str | None) -> CannotTravel:
+    """For what the guest's side of a `get` of this name, or of a `put`, said."""
+    if name is not None:
+        words, hint = message.replace("value", name, 1), None
+        if " is a " in message:
+            hint = "get(..., lenient=True) takes such a part as plain data or text"
+    else:
+        words, hint = _NAMED.sub(r"\1", message), "with lenient=True it is plain data there"
+    return CannotTravel(words[:2000], hint=hint)
+
+
+def _decode(
+    blob: Blob, limit: int, text_limit: int, reception: values.Reception
+) -> tuple[object, str | None]:
     """The value, or why it cannot be decoded. The codec's exception refers to all that was decoded,
     so it must not live on in the caller's exception, nor in that of a thread's future."""
     try:
-        return values.decode(blob, limit, text_limit), None
+        return values.decode(blob, limit, text_limit, reception), None
     except values.CannotTravel as error:
         return None, str(error)
 

@@ -7,6 +7,7 @@ the engine, and never from the guest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from belljar.backends.docker.images.resolve import Image
 
 KILL_TIMEOUT = 5.0
+FREEZE_TIMEOUT = 30.0
 END_TIMEOUT = 20.0
 
 
@@ -105,6 +107,16 @@ class DockerGuest:
 
     def find_mapped(self) -> None:
         return None
+
+    async def freeze(self) -> None:
+        await health.run_detached(self._host, functools.partial(self._ask, "pause"))
+
+    async def thaw(self) -> None:
+        await health.run_detached(self._host, functools.partial(self._ask, "unpause"))
+
+    async def _ask(self, what: str) -> None:
+        path = f"/containers/{self.container}/{what}"
+        await self._engine.request("POST", path, timeout=FREEZE_TIMEOUT)
 
     def kill(self) -> None:
         """Shut the stream down, at which its init ends, and also send SIGKILL. Never waits."""

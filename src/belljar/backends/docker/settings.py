@@ -87,7 +87,7 @@ class Docker:
     seccomp: str | os.PathLike[str] | None = None  # a profile that replaces Belljar's
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
-    # The sandbox's user has a name, `sandbox`, by a passwd file that replaces the image's. Needs an
+    # The sandbox's user has a name, `user`, by a passwd file that replaces the image's. Needs an
     # engine that sees the files of this machine; elsewhere the user has only a number.
     named_user: bool = False
 

@@ -278,8 +278,14 @@ def _files(
         "/dev/shm": (limits.tmp, 4096),
         **dict.fromkeys(spec.scratch, (limits.workspace, 65536)),
     }
+    # Parts of /tmp in native; an engine cannot mount one file system twice.
+    taken = (*sizes, *(mount.guest for mount in spec.mounts))
+    sizes |= dict.fromkeys(guest_view.own_places(taken), (limits.tmp, 16384))
     noexec = spec.noexec or docker.noexec
-    tmpfs = {path: _tmpfs(*size, uid, facts, noexec=noexec) for path, size in sizes.items()}
+    tmpfs = {
+        path: _tmpfs(*size, uid, facts, noexec=noexec, mode=1777 if path == "/var/tmp" else 700)
+        for path, size in sizes.items()
+    }
     # A volume that the image declares is a directory on the engine's disk, without any limit. It is
     # made read-only, with the image's files; where the engine cannot do that, it is covered.
     sealed = sorted({normalize_path(path) for path in volumes} - tmpfs.keys())
@@ -288,8 +294,8 @@ def _files(
         read_only += sealed
     else:
         tmpfs |= dict.fromkeys(sealed, _cover(facts))
-    if facts.engine == "podman":  # it would put writable ones of any size there
-        tmpfs |= dict.fromkeys(("/run", "/var/tmp"), _cover(facts))
+    if facts.engine == "podman":  # it would put a writable one of any size there
+        tmpfs["/run"] = _cover(facts)
     return {
         "ReadonlyRootfs": True,
         "ReadonlyPaths": read_only,
@@ -307,12 +313,12 @@ def normalize_path(path: str) -> str:
     return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
-def _tmpfs(size: int, inodes: int, uid: int, facts: EngineFacts, *, noexec: bool) -> str:
+def _tmpfs(size: int, inodes: int, uid: int, facts: EngineFacts, *, noexec: bool, mode: int) -> str:
     # An engine's default is "noexec".
     common = f"size={size},nosuid,nodev,{'noexec' if noexec else 'exec'}"
     if facts.engine == "podman":  # it takes only these options
         return f"{common},mode=1777,notmpcopyup"
-    return f"{common},mode=0700,nr_inodes={inodes},uid={uid},gid={_group(uid)}"
+    return f"{common},mode={mode:04},nr_inodes={inodes},uid={uid},gid={_group(uid)}"
 
 
 def _cover(facts: EngineFacts) -> str:

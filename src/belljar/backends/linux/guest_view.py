@@ -6,6 +6,8 @@ them. These files have what programs ask the C library for: users, names, ports,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from belljar.limits import Limits
 
 _PROTOCOLS = {
@@ -42,15 +44,27 @@ def _services() -> str:
     )
 
 
-def passwd(uid: int) -> str:
+HOME = "/home/user"
+# Where a guest has files beside /tmp, unless the caller has put something else there.
+PLACES = (HOME, "/var/tmp")
+SHELL = "/bin/bash"
+
+
+def own_places(taken: Iterable[str]) -> list[str]:
+    """PLACES, but where the caller's mounts or the workspace are in their place."""
+    found = set(taken)
+    return [place for place in PLACES if place not in found]
+
+
+def passwd(uid: int, shell: str = SHELL) -> str:
     """/etc/passwd: the guest's user has a name, which programs ask for."""
     root = "root:x:0:0:root:/root:/usr/sbin/nologin"
-    return f"{root}\nsandbox:x:{uid}:{uid}:sandbox:/tmp:/bin/sh\n"
+    return f"{root}\nuser:x:{uid}:{uid}::{HOME}:{shell}\n"
 
 
 FILES = {
     "passwd": passwd(1000),
-    "group": "root:x:0:\nsandbox:x:1000:\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "hostname": "belljar\n",
     "resolv.conf": "",
@@ -70,10 +84,10 @@ GUEST_ENV = "/opt/env"
 GUEST_PYTHON_PREFIX = "/opt/python"
 # What a guest's environment holds, beside PATH and what the caller adds.
 VARIABLES = {
-    "HOME": "/tmp",
-    "USER": "sandbox",
-    "LOGNAME": "sandbox",
-    "SHELL": "/bin/sh",
+    "HOME": HOME,
+    "USER": "user",
+    "LOGNAME": "user",
+    "SHELL": SHELL,
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
     "TZ": "UTC",

@@ -301,6 +301,7 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
         # Without a cgroup nothing counts pages that are in no process's memory.
         "deny_hidden_memory": "memory" not in in_cgroup,
+        **plan.places(spec.mounts, (spec.workdir, *spec.scratch)),
         **plan.writable(spec.mounts),
     }
 

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -135,19 +136,54 @@ def _loopback_up() -> None:
 def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
     uid = spec["uid"]
     kernel = _mount_proc(spec)
+    covered = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in spec["covered"]]
     for path, size, inodes in (
-        (spec["workdir"], spec["workspace"], 65536),
         ("/tmp", spec["tmp"], 16384),
         ("/dev/shm", spec["tmp"], 4096),
+        (spec["workdir"], spec["workspace"], 65536),
         *((path, spec["workspace"], 65536) for path in spec["scratch"]),
     ):
+        _make_directory(path, uid)
         options = f"size={size},nr_inodes={inodes},mode=0700,uid={uid},gid={uid}"
         flags = _TMPFS | (sys_.MS_NOEXEC if spec["noexec"] else 0)
         sys_.mount("tmpfs", path, "tmpfs", flags, options)
+        if path == "/tmp":
+            _share_tmp(spec["places"], uid)
+    for path, fd in covered:
+        _bind_again(path, fd, uid)
     # Not nodev: these are devices.
     sys_.mount("devpts", "/dev/pts", "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, _TERMINALS)
     facts["store"] = _hide_store(spec["workdir"], uid)
     return kernel
+
+
+def _share_tmp(places: List[str], uid: int) -> None:
+    """Mount directories of this file system at other places too: one limit bounds them all."""
+    for number, path in enumerate([*places, "/tmp"]):  # /tmp last: it hides the others
+        source = f"/tmp/{number}"
+        os.mkdir(source)
+        os.chmod(source, 0o1777 if path == "/var/tmp" else 0o700)
+        os.chown(source, uid, uid)
+        sys_.mount(source, path, None, sys_.MS_BIND)
+
+
+def _make_directory(path: str, uid: int) -> None:
+    """If it is in a place that is the guest's own, and so is not in the root."""
+    if not os.path.isdir(path):
+        _make_directory(os.path.dirname(path), uid)
+        os.mkdir(path, 0o755)
+        os.chown(path, uid, uid)
+
+
+def _bind_again(path: str, fd: int, uid: int) -> None:
+    """A mount of the caller's in a place that is now the guest's own."""
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        _make_directory(path, uid)
+    else:
+        _make_directory(os.path.dirname(path), uid)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    sys_.mount(f"/proc/self/fd/{fd}", path, None, sys_.MS_BIND | sys_.MS_REC)
+    os.close(fd)
 
 
 def _hide_store(path: str, uid: int) -> int:
@@ -169,8 +205,10 @@ def _mount_proc(spec: Dict[str, Any]) -> int:
     scratch = _TMPFS | sys_.MS_NOEXEC
     sys_.mount("tmpfs", "/tmp", "tmpfs", scratch, "size=64k,mode=0755")
     os.mkdir("/tmp/empty")
-    for name, text in (("/tmp/nothing", ""), ("/tmp/meminfo", spec["meminfo"])):
-        with open(name, "w") as file:
+    with open("/proc/sys/kernel/random/uuid") as file:
+        boot_id = file.read()
+    for name, text in (("nothing", ""), ("meminfo", spec["meminfo"]), ("boot_id", boot_id)):
+        with open(f"/tmp/{name}", "w") as file:
             file.write(text)
     sys_.mount(None, "/tmp", None, sys_.MS_REMOUNT | sys_.MS_RDONLY | scratch)  # with all binds
     for name in os.listdir("/proc"):
@@ -184,6 +222,7 @@ def _mount_proc(spec: Dict[str, Any]) -> int:
         else:
             source = "/tmp/empty" if os.path.isdir(path) else "/tmp/nothing"
         sys_.mount(source, path, None, sys_.MS_BIND)
+    sys_.mount("/tmp/boot_id", "/proc/sys/kernel/random/boot_id", None, sys_.MS_BIND)
     return kernel
 
 
@@ -267,7 +306,8 @@ def _set_affinity(cpus: List[int]) -> None:
 
 
 def _writable(spec: Dict[str, Any], facts: Dict[str, Any]) -> Tuple[List[str], List[str]]:
-    directories = [spec["workdir"], *spec["scratch"], "/tmp", "/dev/shm", *spec["writable"]]
+    directories = [spec["workdir"], *spec["scratch"], "/tmp", "/dev/shm", *spec["places"]]
+    directories += spec["writable"]
     if "store" in facts:
         # It has the workspace in it, but Landlock does not look at what a mount hides.
         directories.append(f"/proc/self/fd/{facts['store']}")

@@ -123,6 +123,7 @@ class NativeGuest:
         self.left: Callable[[], None] | None = None  # called when it has gone; may block
         self._memory = memory
         self._watchdog: watchdog.Watchdog | None = None  # for what the cgroup does not do
+        self._stopped: watchdog.Stopped | None = None  # while it is frozen by signals
 
     def watch(self) -> watchdog.Watchdog:
         """The watchdog of this guest. Called by the backend where no cgroup limits memory."""
@@ -210,6 +211,22 @@ class NativeGuest:
                 room -= len(text)
                 found |= find_shared(text)
         return found
+
+    async def freeze(self) -> watchdog.Stopped | None:
+        return await anyio.to_thread.run_sync(self._freeze)
+
+    def _freeze(self) -> watchdog.Stopped | None:
+        if self._cgroup is None or not self._cgroup.freeze():
+            self._stopped = self.watch().stop_all()
+        return self._stopped
+
+    async def thaw(self) -> None:
+        if self._stopped is None:
+            assert self._cgroup is not None
+            self._cgroup.thaw()
+        else:
+            stopped, self._stopped = self._stopped, None
+            await anyio.to_thread.run_sync(stopped.go_on)
 
     def kill(self) -> None:
         with self._signalling:

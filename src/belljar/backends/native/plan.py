@@ -35,7 +35,7 @@ _SKELETON = (
         "/run/belljar",
         "/usr",
     ),
-    *("/usr/local", "/home", "/root", "/var", "/var/tmp", "/usr/local/bin"),
+    *("/usr/local", "/root", *guest_view.PLACES, "/usr/local/bin"),
 )
 
 # /proc/sys as the guest sees it: a few harmless values that programs ask for.
@@ -45,6 +45,7 @@ _SYSCTLS = {
     "kernel/pid_max": "32768\n",
     "kernel/ngroups_max": "65536\n",
     "kernel/cap_last_cap": "40\n",
+    "kernel/random/boot_id": "",  # a place for each guest's own
     "vm/overcommit_memory": "0\n",
     "net/core/somaxconn": "4096\n",
     "fs/file-max": "65536\n",
@@ -58,6 +59,8 @@ def root_steps(
     directories: Iterable[str] = (WORKSPACE,),
 ) -> list[Step]:
     """`directories` are where a guest mounts file systems of its own."""
+    mounts = tuple(mounts)
+    directories = tuple(directories)
     return [
         *_skeleton(directories),
         *_system(),
@@ -65,6 +68,7 @@ def root_steps(
         ["bind", str(environment), guest_view.GUEST_ENV, "dir"],
         *_etc(),
         *_devices(),
+        *_scratch(mounts, directories),
         *_mounts(mounts),
     ]
 
@@ -109,7 +113,8 @@ def _interpreter(interpreter: Interpreter) -> Iterator[Step]:
 
 def _etc() -> Iterator[Step]:
     yield ["dir", "/etc/fonts"]
-    for name, text in guest_view.FILES.items():
+    files = guest_view.FILES | {"passwd": guest_view.passwd(1000, _shell())}
+    for name, text in files.items():
         yield ["file", f"/etc/{name}", text]
     if os.path.exists("/usr/share/zoneinfo/UTC"):
         yield ["symlink", "/usr/share/zoneinfo/UTC", "/etc/localtime"]
@@ -126,6 +131,10 @@ def _etc() -> Iterator[Step]:
             yield ["symlink", target, f"/etc/alternatives/{name}"]
 
 
+def _shell() -> str:
+    return guest_view.SHELL if os.path.exists(guest_view.SHELL) else "/bin/sh"
+
+
 def _devices() -> Iterator[Step]:
     # /dev/tty is the terminal of the session that opens it, and a guest's sessions are its own.
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
@@ -135,6 +144,12 @@ def _devices() -> Iterator[Step]:
     yield ["symlink", "pts/ptmx", "/dev/ptmx"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         yield ["symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+
+
+def _scratch(mounts: Iterable[Mount], directories: Iterable[str]) -> Iterator[Step]:
+    """For imports that write there. A guest never sees it: each has its own over it."""
+    for path in places(mounts, directories)["places"]:
+        yield ["scratch", path]
 
 
 def _mounts(mounts: Iterable[Mount]) -> Iterator[Step]:
@@ -150,6 +165,14 @@ def _mounts(mounts: Iterable[Mount]) -> Iterator[Step]:
 def pick_uid(root: bool) -> int:
     """In the zygote's user namespace: one of many as root, else the only one there is."""
     return random.SystemRandom().randrange(1, identity.UID_COUNT) if root else 0
+
+
+def places(mounts: Iterable[Mount], directories: Iterable[str]) -> dict[str, list[str]]:
+    """Where the guest has a part of its /tmp, and which of the caller's mounts that would cover."""
+    points = [mount.guest for mount in mounts]
+    own = guest_view.own_places((*points, *directories))
+    inside = tuple(f"{place}/" for place in own)
+    return {"places": own, "covered": [path for path in points if path.startswith(inside)]}
 
 
 def writable(mounts: Iterable[Mount]) -> dict[str, object]:
@@ -180,7 +203,7 @@ def meminfo(memory: int) -> str:
 
 def environment_variables(interpreter: Interpreter) -> dict[str, str]:
     """All a guest's environment holds, but for what the caller adds."""
-    variables = {"PATH": guest_view.PATH, **guest_view.VARIABLES}
+    variables = {"PATH": guest_view.PATH, **guest_view.VARIABLES, "SHELL": _shell()}
     if interpreter.shared and interpreter.prefix != "/usr":
         variables["LD_LIBRARY_PATH"] = f"{guest_view.GUEST_PYTHON_PREFIX}/lib"
     return variables

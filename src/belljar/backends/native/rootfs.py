@@ -39,6 +39,7 @@ def build(steps: list[Step]) -> None:
         "mount": _mount,
         "device": _device,
         "mask": _mask,
+        "scratch": _scratch,
     }
     for verb, *arguments in steps:
         apply[verb](*arguments)
@@ -52,7 +53,7 @@ def enter() -> None:
     """
     sys_.mount(NEW, NEW, None, sys_.MS_BIND | sys_.MS_REC)
     sys_.mount("proc", NEW + "/proc", "proc", sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC)
-    sys_.mount("tmpfs", NEW + "/tmp", "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "size=64m,mode=1777")
+    _scratch("/tmp")
     os.chdir(NEW)
     sys_.pivot_root(".", ".")
     sys_.umount2(".", sys_.MNT_DETACH)
@@ -128,3 +129,7 @@ def _device(name: str) -> None:
 def _mask(path: str) -> None:
     """An empty directory over something that a bind brought along."""
     sys_.mount("tmpfs", NEW + path, "tmpfs", sys_.MS_RDONLY | sys_.MS_NOSUID, "size=4k,mode=0755")
+
+
+def _scratch(path: str) -> None:
+    sys_.mount("tmpfs", NEW + path, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "size=64m,mode=1777")

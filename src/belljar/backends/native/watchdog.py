@@ -9,12 +9,16 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from belljar.backends.base import UsageSample
 from belljar.backends.linux import proc
+from belljar.errors import SandboxError
 
 _TICK = os.sysconf("SC_CLK_TCK")
+STOP_TIMEOUT = 5.0  # seconds
+MOST_AWAKE = 5  # looks that find a process which went on
 
 
 class Watchdog:
@@ -72,32 +76,97 @@ class Watchdog:
         for pid in self._processes():
             self._kill(pid)
 
+    def stop_all(self) -> Stopped:
+        """Stop every process by a signal; it stays so while the result is looked at."""
+        return Stopped(self._processes, self._signal)
+
     def _kill(self, pid: int) -> bool:
-        """By descriptor, and only if it is still the guest's: numbers are used again."""
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                if pid in self._processes():
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    return True
-            finally:
-                os.close(pidfd)
-        return False
+        return self._signal([pid], signal.SIGKILL) > 0
+
+    def _signal(self, pids: list[int], number: int) -> int:
+        """By descriptor, and only those that are still the guest's: numbers are used again."""
+        sent = 0
+        with contextlib.ExitStack() as opened:
+            found = {}
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    found[pid] = os.pidfd_open(pid)
+                    opened.callback(os.close, found[pid])
+            living = set(self._processes())
+            for pid in (pid for pid in found if pid in living):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(found[pid], number)
+                    sent += 1
+        return sent
 
     def _processes(self) -> list[int]:
-        """PID 1 of the guest, its workers and all below them: orphans become children of PID 1, so
-        none is missed."""
-        found: set[int] = set()
-        todo = [self._init, *self._find_workers()]
+        """PID 1 of the guest, its workers and all below them, parents first: orphans become
+        children of PID 1, so none is missed."""
+        found: dict[int, None] = {}
+        todo = [*self._find_workers(), self._init]
         while todo:
             pid = todo.pop()
-            found.add(pid)
+            found[pid] = None
             try:
                 for task in os.listdir(f"/proc/{pid}/task"):
                     todo += map(int, proc.read(f"/proc/{pid}/task/{task}/children").split())
             except OSError:
                 continue  # ended meanwhile
         return list(found)
+
+
+class Stopped:
+    """The processes of a guest, stopped by SIGSTOP where no cgroup can freeze them.
+
+    No process can refuse it, but one can let the kernel send it SIGCONT later (a timer). So they
+    are looked at; a guest that goes on again and again is killed.
+    """
+
+    def __init__(
+        self, find: Callable[[], list[int]], send: Callable[[list[int], int], int]
+    ) -> None:
+        self._find, self._send = find, send
+        self._by_us: list[int] = []  # parents first: none sees that its child was stopped
+        self._awake = 0  # looks that found a process which had gone on
+        self.stopped = False  # no more looks
+        seen: set[int] = set()
+        # One that was sent the signal makes no more processes; those it made before are found.
+        while new := [pid for pid in find() if pid not in seen]:
+            seen.update(new)
+            new = [pid for pid in new if not _is_stopped(pid)]  # by the guest itself
+            self._by_us += new
+            send(new, signal.SIGSTOP)
+        until = time.monotonic() + STOP_TIMEOUT
+        while not all(map(_is_stopped, find())):
+            if time.monotonic() > until:
+                self.go_on()
+                raise SandboxError("the processes of the guest do not stop")
+            time.sleep(0.002)
+
+    def look(self) -> None:
+        """Called by the runtime's thread."""
+        awake = [pid for pid in self._find() if not _is_stopped(pid)]
+        if not awake or self.stopped:
+            return
+        self._awake += 1
+        number = signal.SIGSTOP
+        if self._awake > MOST_AWAKE:
+            self.stopped, number = True, signal.SIGKILL
+        self._send(self._find() if self.stopped else awake, number)
+
+    def go_on(self) -> None:
+        self.stopped = True
+        self._send(self._by_us[::-1], signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether none of its threads can run code of its own: those that wait in the kernel (D) have
+    the signal before them."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        return all(proc.read_stat(f"{pid}/task/{task}")[0] in "TtDZX" for task in tasks)
+    except OSError:
+        return True  # it has ended
 
 
 def _resident(pid: int) -> int:

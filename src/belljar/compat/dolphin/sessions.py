@@ -96,7 +96,8 @@ class Session:
         if fill is not None:
             variables = take_changed(known, variables)
         if variables:
-            sandbox.put(**variables)
+            for name, value in variables.items():
+                sandbox.set(name, value, lenient=False)
         written: list[str] = []
         execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
         if fill is not None and execution.state_preserved:

@@ -263,4 +263,4 @@ class _OtherDirectory:
 
     workdir: str
     limits: Limits
-    using: Callable[[], AbstractAsyncContextManager[tuple[Caller, Guest]]]
+    using: Callable[..., AbstractAsyncContextManager[tuple[Caller, Guest]]]

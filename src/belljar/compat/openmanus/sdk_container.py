@@ -205,7 +205,9 @@ class _Exec:
         from belljar.backends.docker.stream import ERROR, OUTPUT, Demultiplexer
 
         self._pieces = Demultiplexer()
-        self._streams = {OUTPUT: Stream(on_stdout), ERROR: Stream(on_stderr)}
+        order: list[str] = []
+        streams = (Stream(on_stdout, "stdout", order), Stream(on_stderr, "stderr", order))
+        self._streams = dict(zip((OUTPUT, ERROR), streams, strict=True))
         self._room = parse_size(OUTPUT_LIMIT, field="output")
         self._written = 0
         self._began = time.monotonic()

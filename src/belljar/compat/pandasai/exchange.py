@@ -38,7 +38,7 @@ def put_data(jar: Jar, environment: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, ModuleType) or is_function(name, value) or name.startswith("__"):
             continue
         try:
-            jar.set(name, value)
+            jar.set(name, value, lenient=False)
         except CannotTravel as error:
             logger.warning("%s of the environment cannot go into the sandbox: %s", name, error)
             left_out[name] = str(error)
@@ -107,8 +107,8 @@ _MODULES = {
 # files and shared memory. It fails if something stays.
 SCRUB = """
 kill -9 -1
-chmod -R u+rwx /workspace /tmp /dev/shm 2>/dev/null
-for place in /workspace /dev/shm /tmp; do
+chmod -R u+rwx /workspace /tmp /dev/shm /home/user /var/tmp 2>/dev/null
+for place in /workspace /dev/shm /home/user /var/tmp /tmp; do
     cd "$place" || continue
     for found in ..?* .[!.]* *; do
         [ -e "$found" ] || [ -L "$found" ] || continue

@@ -23,5 +23,5 @@ for path in (
     attempt(path, lambda path=path: read(path))
 own = () if IMAGE else ("/var/*/*",)
 for pattern in ("/root/*", "/root/.*", "/home/*", *own, target("directory") + "/*"):
-    for path in glob.glob(pattern):
+    for path in set(glob.glob(pattern)) - {"/home/user"}:
         print("ACHIEVED a look at", path)

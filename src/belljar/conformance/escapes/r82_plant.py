@@ -11,9 +11,10 @@ from hostile import CONFINED
 PAYLOAD = "import os; os.environ['PLANTED'] = 'yes'; print('PLANTED')\n"
 if CONFINED:
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    user_site = f"/tmp/.local/lib/{version}/site-packages"
+    home = os.path.expanduser("~")
+    user_site = f"{home}/.local/lib/{version}/site-packages"
     os.makedirs(user_site, exist_ok=True)
-    places = ["/workspace", "/tmp", user_site, *site.getsitepackages()]
+    places = ["/workspace", "/tmp", home, user_site, *site.getsitepackages()]
     for place in places:
         for name in ("sitecustomize.py", "usercustomize.py", "x.pth", "_belljar.py", "wire.py"):
             try:
@@ -21,9 +22,10 @@ if CONFINED:
                     file.write(PAYLOAD)
             except OSError as error:
                 print("refused", error)
-    with open("/tmp/.profile", "w") as file:
-        file.write("echo PLANTED\n")
+    for name in (".profile", ".bashrc", ".bash_profile"):
+        with open(f"{home}/{name}", "w") as file:
+            file.write("echo PLANTED\n")
     os.environ["PYTHONSTARTUP"] = "/workspace/sitecustomize.py"
     os.environ["LD_PRELOAD"] = "/workspace/evil.so"
     os.environ["PYTHONPATH"] = "/workspace"
-    os.environ["BASH_ENV"] = os.environ["ENV"] = "/tmp/.profile"
+    os.environ["BASH_ENV"] = os.environ["ENV"] = f"{home}/.profile"

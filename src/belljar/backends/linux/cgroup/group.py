@@ -129,6 +129,20 @@ class Cgroup(Meters):
         with self._killing:
             return tree.kill(self.paths)
 
+    def freeze(self) -> bool:
+        """Freeze every member, in v2; False where that cannot be done. (What the freezer of v1 has
+        frozen cannot be killed.)"""
+        with contextlib.suppress(OSError):
+            for path in self.paths:
+                if os.path.exists(f"{path}/cgroup.freeze"):
+                    tree.freeze(path)
+                    return True
+        return False
+
+    def thaw(self) -> None:
+        for path in self.paths:
+            tree.thaw(path)
+
     def hasten(self) -> None:
         """SIGKILL to every member, at once and without a look at what comes of it."""
         if self._is_ours():

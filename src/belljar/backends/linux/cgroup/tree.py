@@ -134,6 +134,20 @@ def kill(directories: Iterable[str], *, patience: float = _PATIENCE) -> bool:
     return False
 
 
+def freeze(directory: str) -> None:
+    """Freeze a group of v2, and wait until all of it stands still. Raises OSError."""
+    write(f"{directory}/cgroup.freeze", "1")
+    for _ in _attempts(_PATIENCE):
+        if "frozen 1" in proc.read(f"{directory}/cgroup.events").split("\n"):
+            return
+    thaw(directory)
+    raise TimeoutError(errno.ETIMEDOUT, "the group does not freeze", directory)
+
+
+def thaw(directory: str) -> None:
+    _offer(f"{directory}/cgroup.freeze", "0")
+
+
 def hasten(directory: str) -> None:
     """Send SIGKILL to all members that there are now, of one group. Nothing relies on it."""
     if not _offer(f"{directory}/cgroup.kill", "1"):
