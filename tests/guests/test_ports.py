@@ -70,10 +70,13 @@ def receive_all(sock):
     return found
 
 
+def connect(address):
+    return socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE)
+
+
 def is_refused(address):
-    host, port = address.split(":")
     try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        connect(address).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -222,20 +225,20 @@ def test_a_forwarded_port_carries_a_long_conversation(sandbox):
         for line in sock.makefile("rb"):
             sock.sendall(b"echo " + line)
     """
-    with (  # noqa: SIM117
+    with (
         serve(sandbox, dedent(program)),
         sandbox.ports.forward(8000) as address,
+        connect(address) as sock,
     ):
-        with socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE) as sock:
-            lines = sock.makefile("rb")
-            seen = []
-            while b"quiet\n" not in seen:
-                seen.append(lines.readline())
-                if seen[-1].startswith(b"tick"):
-                    sock.sendall(seen[-1])
-            for _ in range(5 - len([each for each in seen if each.startswith(b"echo")])):
-                seen.append(lines.readline())
-            lines.close()
+        lines = sock.makefile("rb")
+        seen = []
+        while b"quiet\n" not in seen:
+            seen.append(lines.readline())
+            if seen[-1].startswith(b"tick"):
+                sock.sendall(seen[-1])
+        for _ in range(5 - len([each for each in seen if each.startswith(b"echo")])):
+            seen.append(lines.readline())
+        lines.close()
     assert [each for each in seen if each.startswith(b"echo")] == [
         b"echo tick %d\n" % n for n in range(5)
     ]
@@ -252,19 +255,18 @@ def test_a_port_of_ones_choice_is_used_or_told_to_be_taken(sandbox):
 
 def test_without_a_server_a_forwarded_connection_ends(sandbox):
     with sandbox.ports.forward(8001) as address:
-        with socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE) as sock:
+        with connect(address) as sock:
             assert sock.recv(100) == b""
-        with serve(sandbox, ECHO), sandbox.ports.forward(8000) as other:  # noqa: SIM117
-            with socket.create_connection(("127.0.0.1", other.port), timeout=PATIENCE) as sock:
-                sock.sendall(b"x")
-                assert sock.recv(100) == b"x"
+        with serve(sandbox, ECHO), sandbox.ports.forward(8000) as other, connect(other) as sock:
+            sock.sendall(b"x")
+            assert sock.recv(100) == b"x"
 
 
 def test_a_forwarded_port_ends_with_its_sandbox(make_sandbox):
     sandbox = make_sandbox(limits=Limits(timeout=100))
     serve(sandbox, ECHO).detach()
     address = sandbox.ports.forward(8000)
-    with socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE) as sock:
+    with connect(address) as sock:
         sock.sendall(b"x")
         assert sock.recv(100) == b"x"
         sandbox.close()
