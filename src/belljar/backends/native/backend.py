@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import anyio
