@@ -56,7 +56,7 @@ class Beside:
         assert not self._thread.is_alive()
 
     def _run(self):
-        census.wait_until(lambda: self._sandbox._sandbox._run is not None, what="a cell")
+        census.wait_until(lambda: self._sandbox._sandbox._main.run is not None, what="a cell")
         try:
             self.made = self._function(*self._args)
         except Exception as error:

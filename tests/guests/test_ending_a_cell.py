@@ -249,9 +249,13 @@ def test_figures_of_a_cell_that_ends_early_are_shown(data_sandbox):
 
 def test_what_is_not_data_is_an_error_where_the_code_can_see_it(make_sandbox):
     sandbox = make_sandbox(limits=Limits(output="64k"))
-    execution = run(sandbox, "import belljar\nbelljar.finish({'f': print})")
+    execution = run(sandbox, "import belljar\nbelljar.finish(print)")
     assert (execution.error.name, execution.finished) == ("TypeError", False)
-    assert "belljar.finish(): value['f']" in execution.error.value
+    assert "belljar.finish(): value" in execution.error.value
+    described = run(sandbox, "belljar.finish({'f': print})")
+    assert described.finished
+    assert "print" in described.final["f"]
+    assert any("['f']" in note for note in described.notes), described.notes
     large = run(sandbox, "belljar.finish(b'x' * 10_000_000)")
     assert (large.error.name, large.finished) == ("TypeError", False)
 

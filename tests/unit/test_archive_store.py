@@ -10,6 +10,7 @@ import socket
 import stat
 import tempfile
 import threading
+import types
 import warnings
 
 import pytest
@@ -729,9 +730,9 @@ class Init:
 
     def __init__(self):
         self.sent = []
-
-    def on_worker_frame(self, worker, frame, fds):
-        raise AssertionError
+        worker = types.SimpleNamespace(pid=0)
+        branch = types.SimpleNamespace(worker=worker)
+        self.default = types.SimpleNamespace(branch=branch)
 
     def send(self, kind, request, header=None):
         self.sent.append(header)

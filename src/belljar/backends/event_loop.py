@@ -221,17 +221,23 @@ def post(loop: Any, function: Callable[[], object]) -> bool:
 
 
 def spawn(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
-    """Have the running loop do something beside the task that calls this. Gives what cancels it,
-    under that loop. The function must not raise."""
-    if _in_asyncio_task():
-        task = asyncio.get_running_loop().create_task(function())
-        _TASKS.add(task)
-        task.add_done_callback(_TASKS.discard)
+    """Have this event loop do something in the background. Gives what cancels it, under that loop.
+    The function must not raise."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _spawn_in_trio(function)
+    task = loop.create_task(function())
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
 
-        def cancel() -> None:
-            task.cancel()
+    def cancel() -> None:
+        task.cancel()
 
-        return cancel
+    return cancel
+
+
+def _spawn_in_trio(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
     import trio
 
     scope = trio.CancelScope()
@@ -247,18 +253,7 @@ def spawn(function: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], N
 def post_task(loop: Any, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Have a loop, as `here` gives it, do something, if it still runs. From any thread. The
     function must not raise."""
-
-    def start() -> None:
-        if isinstance(loop, asyncio.AbstractEventLoop):
-            task = loop.create_task(function())
-            _TASKS.add(task)
-            task.add_done_callback(_TASKS.discard)
-        else:
-            import trio
-
-            trio.lowlevel.spawn_system_task(function)
-
-    post(loop, start)
+    post(loop, lambda: spawn(function))
 
 
 def is_cancelled() -> bool:

@@ -33,7 +33,7 @@ from belljar.backends.docker.isolation import EngineFacts, guest_kernel
 from belljar.backends.docker.settings import Docker, docker_settings
 from belljar.backends.docker.stream import AttachedStream
 from belljar.backends.isolation import Isolation, Layer, describe_mounts
-from belljar.backends.linux.guest_view import PATH, VARIABLES
+from belljar.backends.linux.guest_view import PATH, VARIABLES, user_name
 from belljar.errors import InvalidOption, StartError
 from belljar.protocol import wire
 from belljar.text import printable
@@ -174,7 +174,7 @@ class DockerBackend:
         )
         passwd = None
         if docker.named_user and engine.endpoint.kind == "unix":
-            passwd = until_it_runs.enter_context(profile.passwd_file(uid))
+            passwd = until_it_runs.enter_context(profile.passwd_file(uid, user_name(asked.env)))
         query = {"name": owner.container_name(labels), **spec.create_query(docker)}
         try:
             answer = await self._request_container(engine, query, body(passwd=passwd))

@@ -153,14 +153,14 @@ _PASSWD_NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
 
 
 @contextlib.contextmanager
-def passwd_file(uid: int) -> Iterator[str]:
+def passwd_file(uid: int, name: str) -> Iterator[str]:
     """The path of a passwd file, which exists while the container starts."""
     remove_stale_passwd_files()
     descriptor, path = tempfile.mkstemp(prefix=f"belljar-passwd-{os.getpid()}-")
     try:
         with open(descriptor, "w") as file:
             os.fchmod(file.fileno(), 0o644)
-            file.write(guest_view.passwd(uid))
+            file.write(guest_view.passwd(uid, name=name))
         yield path
     finally:
         with contextlib.suppress(FileNotFoundError):

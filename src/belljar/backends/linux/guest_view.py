@@ -6,7 +6,8 @@ them. These files have what programs ask the C library for: users, names, ports,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 from belljar.limits import Limits
 
@@ -56,15 +57,29 @@ def own_places(taken: Iterable[str]) -> list[str]:
     return [place for place in PLACES if place not in found]
 
 
-def passwd(uid: int, shell: str = SHELL) -> str:
+USER = "user"
+_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+
+def user_name(env: Mapping[str, str]) -> str:
+    """The name of the guest's user: what the caller says in the variable USER, if it is a name."""
+    given = env.get("USER", USER)
+    return given if _NAME.fullmatch(given) and given != "root" else USER
+
+
+def passwd(uid: int, shell: str = SHELL, name: str = USER) -> str:
     """/etc/passwd: the guest's user has a name, which programs ask for."""
     root = "root:x:0:0:root:/root:/usr/sbin/nologin"
-    return f"{root}\nuser:x:{uid}:{uid}::{HOME}:{shell}\n"
+    return f"{root}\n{name}:x:{uid}:{uid}::{HOME}:{shell}\n"
+
+
+def group(name: str = USER) -> str:
+    return f"root:x:0:\n{name}:x:1000:\n"
 
 
 FILES = {
     "passwd": passwd(1000),
-    "group": "root:x:0:\nuser:x:1000:\n",
+    "group": group(),
     "hosts": "127.0.0.1 localhost belljar\n::1 localhost\n",
     "hostname": "belljar\n",
     "resolv.conf": "",
@@ -85,8 +100,8 @@ GUEST_PYTHON_PREFIX = "/opt/python"
 # What a guest's environment holds, beside PATH and what the caller adds.
 VARIABLES = {
     "HOME": HOME,
-    "USER": "user",
-    "LOGNAME": "user",
+    "USER": USER,
+    "LOGNAME": USER,
     "SHELL": SHELL,
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",

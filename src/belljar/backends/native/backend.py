@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import anyio
@@ -301,9 +302,18 @@ def _request(spec: GuestSpec, zygote: Zygote, in_cgroup: frozenset[str]) -> dict
         else plan.affinity(limits.cpus, os.sched_getaffinity(0)),
         # Without a cgroup nothing counts pages that are in no process's memory.
         "deny_hidden_memory": "memory" not in in_cgroup,
+        "named": _name_user(spec.env),
         **plan.places(spec.mounts, (spec.workdir, *spec.scratch)),
         **plan.writable(spec.mounts),
     }
+
+
+def _name_user(env: Mapping[str, str]) -> dict[str, str]:
+    """Files that differ from those of other guests, if the user is called otherwise."""
+    name = guest_view.user_name(env)
+    if name == guest_view.USER:
+        return {}
+    return {"/etc/passwd": guest_view.passwd(1000, name=name), "/etc/group": guest_view.group(name)}
 
 
 def _is_rare(spec: GuestSpec) -> bool:

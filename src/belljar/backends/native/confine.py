@@ -151,6 +151,8 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
             _share_tmp(spec["places"], uid)
     for path, fd in covered:
         _bind_again(path, fd, uid)
+    for path, text in spec["named"].items():
+        _replace_file(path, text)
     # Not nodev: these are devices.
     sys_.mount("devpts", "/dev/pts", "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, _TERMINALS)
     facts["store"] = _hide_store(spec["workdir"], uid)
@@ -184,6 +186,18 @@ def _bind_again(path: str, fd: int, uid: int) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
     sys_.mount(f"/proc/self/fd/{fd}", path, None, sys_.MS_BIND | sys_.MS_REC)
     os.close(fd)
+
+
+def _replace_file(path: str, text: str) -> None:
+    """Mount another file over one of the root's."""
+    source = "/dev/shm/.belljar"
+    with open(source, "w") as file:
+        file.write(text)
+    os.chmod(source, 0o644)
+    sys_.mount(source, path, None, sys_.MS_BIND)
+    flags = _TMPFS | sys_.MS_NOEXEC | sys_.MS_BIND | sys_.MS_REMOUNT | sys_.MS_RDONLY
+    sys_.mount(None, path, None, flags)
+    os.unlink(source)
 
 
 def _hide_store(path: str, uid: int) -> int:

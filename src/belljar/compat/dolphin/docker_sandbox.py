@@ -112,6 +112,7 @@ class DockerSandboxExecutor:
         return {
             **options,
             "limits": limits,
+            "env": {"USER": "sandbox", "LOGNAME": "sandbox"},
             "workdir": self.container_mount_path,
             "network": "open" if self.enable_network else "none",
             # Warn only if a limit that the caller chose cannot be enforced.
