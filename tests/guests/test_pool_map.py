@@ -72,7 +72,9 @@ def test_items_come_back_with_their_results_in_whichever_order(run_async):
 
 def test_an_item_that_cannot_run_is_a_value_unless_it_shall_be_raised(run_async):
     async def test():
-        codes = ["1", Snippet("2", variables={"x": object()}), "3"]
+        endless = []
+        endless.append(endless)
+        codes = ["1", Snippet("2", variables={"x": endless}), "3"]
         async with a_pool() as pool:
             first, second, third = [each async for each in pool.map(codes)]
             assert (first.value, third.value) == (1, 3)
