@@ -196,6 +196,7 @@ TIME_OF_DAY = {
     "backends/docker/images/resolve.py",
     "backends/docker/owner.py",
     "environment/store.py",
+    "guest/processes.py",  # shown to people
     "observe/audit.py",
     "observe/presence.py",
     "observe/sampling.py",

@@ -140,8 +140,8 @@ async def _pass_input(process: AsyncProcess) -> None:
         while data := await anyio.to_thread.run_sync(os.read, 0, 65536, abandon_on_cancel=True):
             await process.send(data)
         await process.close_stdin()
-    except (GuestLost, SandboxError):
-        return  # it has ended, and the reader of its output says how
+    except (SandboxError, OSError):
+        return  # it has ended, and the reader of its output says how; or there is no input
 
 
 async def _pass_signals(process: AsyncProcess) -> None:

@@ -285,7 +285,8 @@ def forwarded_port(stage: Stage, look: Look) -> None:
             except TimeoutError:
                 look.expect(True, "no connection came to a listener of the host")
             with socket.create_connection(("127.0.0.1", canary.getsockname()[1])):
-                look.control(canary.accept(), "a process of the host reaches that listener")
+                canary.accept()[0].close()
+                look.control(True, "a process of the host reaches that listener")
 
 
 _HIDE = """

@@ -193,6 +193,9 @@ class MemberReader:
     def _take(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, orders: list[Order]
     ) -> None:
+        self._room -= member.size  # also of what is left out: it is read
+        if member.size < 0 or self._room < 0:
+            raise too_large(posixpath.join(self._root, path), None, self._most, MAX_SIZE_HINT)
         if not fits(path):
             self.left_out.add(path, "is nested too deep")
         elif member.isdir():
@@ -205,9 +208,6 @@ class MemberReader:
         elif member.islnk():
             orders.append(Order("link", path, (_parse_name(member.linkname),)))
         elif member.isreg():
-            self._room -= member.size
-            if member.size < 0 or self._room < 0:
-                raise too_large(posixpath.join(self._root, path), None, self._most, MAX_SIZE_HINT)
             mtime = member.mtime if 0 <= member.mtime <= MAX_TIME // SECOND else 0
             self._current = (path, member.mode & 0o777, int(mtime * SECOND))
             self._offset, self._size = 0, member.size

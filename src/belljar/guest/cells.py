@@ -92,6 +92,10 @@ class Interpreter:
             self._init.send(wire.REPLY, frame.request, {"error": "busy"})
             return
         self._init.reap()  # this cell is not to blame for a worker that died since the last one
+        if self.removed:
+            close_all(fds)
+            self._init.send(wire.DONE, frame.request, dict(GONE))
+            return
         if not self.branch.worker.pid:
             self.ensure_worker()
         branch = self.branch

@@ -23,7 +23,7 @@ from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, close_all
 from . import file_requests, poller, processes
 from .branches import Branches
-from .cells import Interpreter, WatchedDirectory
+from .cells import GONE, Interpreter, WatchedDirectory
 from .poller import OutputReader
 from .sources import Source
 
@@ -71,7 +71,7 @@ class Init:
         self._handlers: Dict[int, Callable[[wire.Frame], None]] = {
             wire.INTERRUPT: self._serve_interrupt,
             wire.KILL: self._serve_kill,
-            wire.RESTART: lambda frame: self._interpreter(frame).restart(frame),
+            wire.RESTART: self._serve_restart,
             wire.CONTEXT: self._serve_context,
             wire.OPEN: lambda frame: processes.open_stream(self, frame),
             wire.PROCESS: lambda frame: processes.serve(self, frame),
@@ -139,7 +139,7 @@ class Init:
         for frame in self._reader.frames():
             fds = (self._inbox.take(),) if "shared" in frame.header else ()
             if frame.kind == wire.RUN:
-                self._interpreter(frame).run(frame, fds)
+                self._serve_run(frame, fds)
             elif frame.kind == wire.ANSWER:
                 (self._find(frame) or self.default).answer(frame, fds)
             else:
@@ -230,8 +230,20 @@ class Init:
 
     # -- requests ---------------------------------------------------------------------------
 
-    def _interpreter(self, frame: wire.Frame) -> Interpreter:
-        return self.interpreters[frame.header.get("context", 0)]
+    def _serve_run(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
+        interpreter = self.interpreters.get(frame.header.get("context", 0))
+        if interpreter is not None and not interpreter.removed:
+            interpreter.run(frame, fds)
+        else:  # the context was removed meanwhile
+            close_all(fds)
+            self.send(wire.DONE, frame.request, dict(GONE))
+
+    def _serve_restart(self, frame: wire.Frame) -> None:
+        interpreter = self.interpreters.get(frame.header.get("context", 0))
+        if interpreter is not None and not interpreter.removed:
+            interpreter.restart(frame)
+        else:
+            self.send(wire.REPLY, frame.request)
 
     def _find(self, frame: wire.Frame) -> Optional[Interpreter]:
         """The interpreter that runs the cell of this request."""
@@ -243,7 +255,11 @@ class Init:
     def _serve_context(self, frame: wire.Frame) -> None:
         number = frame.header["context"]
         if frame.header["op"] == "remove":
-            self.interpreters[number].remove(frame.request)
+            known = self.interpreters.get(number)
+            if known is not None and not known.removed:
+                known.remove(frame.request)
+            else:
+                self.send(wire.REPLY, frame.request)
             return
         if not os.path.isdir(frame.header["cwd"]):
             error = {"error": f"{frame.header['cwd']} is not a directory"}

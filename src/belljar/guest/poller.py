@@ -5,7 +5,6 @@ cell. It does not use epoll, because the kernel counts epoll watches per user, a
 user could use them all up.
 """
 
-import errno
 import os
 import select
 import time
@@ -15,6 +14,7 @@ READ = select.POLLIN
 WRITE = select.POLLOUT
 PIPE_SIZE = 64 * 1024  # bytes that a pipe holds
 SMALL_READ = 16 * 1024  # bytes; after less than that, the reader waits a moment for more
+LONGEST = 3600.0  # seconds of one wait: poll() takes no more than 24 days
 DRAIN_READS = 64  # reads of one pipe: a writer that never stops is not waited for
 
 Handler = Callable[[Any, int], None]  # gets the descriptor or its object, and READ | WRITE
@@ -63,6 +63,7 @@ class Poller:
         """Call the handlers of descriptors that are ready. False if the time ran out first."""
         if self._timers:
             first = max(min(when for when, _ in self._timers.values()) - time.monotonic(), 0)
+            first = min(first, LONGEST)
             seconds = first if seconds is None else min(first, seconds)
         milliseconds = None if seconds is None else seconds * 1000
         ready: List[Tuple[Any, Handler, int]] = []
@@ -152,10 +153,7 @@ class OutputReader:
                     data = os.read(fd, PIPE_SIZE)
                 except BlockingIOError:
                     break
-                except OSError as error:
-                    # Of a terminal that no process has open, or of a connection.
-                    if error.errno not in (errno.EIO, errno.ECONNRESET):
-                        raise
+                except OSError:  # of a terminal that no process has open, or of a connection
                     data = b""
                 if not data:
                     if self._watched:

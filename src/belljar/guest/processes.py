@@ -20,6 +20,7 @@ MAX_ENDED = 64  # processes that have ended and are remembered
 LONG_SCRIPT = 100 * 1024  # bytes; Linux takes 128 KiB for one argument
 NOT_FOUND = 127
 CANNOT_RUN = 126
+PIPE_READS = 17  # take all that a pipe can hold, one megabyte
 HANG_UP = 0.1  # seconds that a terminal's last output may take
 
 # Init's limits of open files and memory are higher than the code's. A shell lowers them before it
@@ -125,7 +126,7 @@ class Process(Source):
                 self._timer = self._init.selector.call_later(HANG_UP, self._settle)
                 return
         else:
-            self._output.read(2)
+            self._output.read(PIPE_READS)
         self._settle()
 
     def _settle(self) -> None:
@@ -134,7 +135,7 @@ class Process(Source):
             self._timer = None
         if self.end is None:
             self._output.on_end = None
-            self._output.read(2)
+            self._output.read(PIPE_READS)
             self.finish(self._status)
             forget(self._init, self if self._asked.get("once") else None)
 
@@ -233,12 +234,16 @@ def start(init: Any, asked: Dict[str, Any]) -> Process:
             )
         undo.pop_all()
     process = Process(init, child, asked)
-    if terminal:
-        process.use_terminal(*terminal)
-    else:
-        named = (("stdout", child.stdout), ("stderr", child.stderr))
-        pipes = {_take(pipe): name for name, pipe in named if pipe is not None}
-        process.use(pipes, _take(child.stdin) if child.stdin is not None else -1)
+    try:
+        if terminal:
+            process.use_terminal(*terminal)
+        else:
+            named = (("stdout", child.stdout), ("stderr", child.stderr))
+            pipes = {_take(pipe): name for name, pipe in named if pipe is not None}
+            process.use(pipes, _take(child.stdin) if child.stdin is not None else -1)
+    except OSError:  # out of descriptors
+        process.kill()
+        raise
     return process
 
 

@@ -225,6 +225,8 @@ class Port(Source):
             self._begin(error)
 
     def _on_connected(self, sock: Any, events: int) -> None:
+        if not self._connecting:
+            return  # detached since the poll
         self._connecting = False
         self._init.selector.unregister(sock)
         self._begin(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
@@ -267,6 +269,7 @@ class Port(Source):
     def detach(self, request: int) -> None:
         """Without its reader there is no connection."""
         if self._connecting:
+            self._connecting = False
             self._init.selector.unregister(self._socket)
             del self._init.streams[request]
             self._socket.close()

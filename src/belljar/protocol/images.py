@@ -14,6 +14,7 @@ from .parcel import CannotTravel, Packer, Unpacker, check_type
 _MODES = {"1": 0, "L": 1, "P": 1, "LA": 2, "PA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "LAB": 3}
 _MODES.update({"HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4})
 _PALETTES = ("RGB", "RGBA")
+_MAX_EMPTY = 65536  # of the side of an image that has no pixels
 _MAX_PALETTE = 4 * 256
 # Depth and colour type in a PNG.
 _PNG = {"1": (1, 0), "L": (8, 0), "LA": (8, 4), "RGB": (8, 2), "RGBA": (8, 6), "P": (8, 3)}
@@ -60,6 +61,8 @@ def _decode_image(unpacker: Unpacker, body: Any) -> Any:
         png = _write_png(mode, width, height, pixels, palette)
         return unpacker.soften("is a PIL image, as PNG without pillow", png)
     if not (width and height):
+        if max(width, height) > _MAX_EMPTY:
+            raise ValueError("not an image")
         return image.new(mode, (width, height))
     made = image.frombytes(mode, (width, height), bytes(pixels))
     if kind is not None:

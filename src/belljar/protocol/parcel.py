@@ -117,11 +117,11 @@ class Reception:
             self._classes[name] = self._find_class(name)
         return self._classes[name]
 
-    def note(self, place: str, reason: str) -> None:
+    def note(self, place: "Callable[[], str]", reason: str) -> None:
         """Keep it, unless the same was said of another part."""
         if reason not in self._noted and len(self.notes) < MAX_NOTES:
             self._noted.add(reason)
-            self.notes.append(f"{place} {reason}"[:MAX_NOTE])
+            self.notes.append(f"{place()} {reason}"[:MAX_NOTE])
 
 
 STRICT = Reception()
@@ -305,7 +305,7 @@ class Unpacker(_Walk):
         reason = "".join(letter if letter.isprintable() else "?" for letter in reason)
         if not self.reception.lenient:
             raise self.refusal(reason)
-        self.reception.note(self.where(), f"{reason}; taken as {type(plain).__name__}")
+        self.reception.note(self.where, f"{reason}; taken as {type(plain).__name__}")
         return plain
 
     def start_hashing(self, count: int) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import anyio
+
 from belljar.backends.event_loop import Lock
 from belljar.errors import InvalidOption, SandboxError, suggests, unknown_option
 from belljar.files.api import absolute_path
@@ -74,7 +76,12 @@ class AsyncContexts:
                 cwd=absolute_path(cwd if cwd is not None else ".", workdir),
             )
             header = {"op": "make", "context": self._last, "cwd": context.cwd}
-            answer, _ = await session.channel.call(wire.CONTEXT, header)
+            try:
+                answer, _ = await session.channel.call(wire.CONTEXT, header)
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):  # no caller knows it
+                    await self._remove(session, header["context"])
+                raise
             if "error" in answer:
                 raise SandboxError(f"no new context: {str(answer['error'])[:200]}")
             made = Interpreter(context=context, number=self._last, session=session)
@@ -96,8 +103,11 @@ class AsyncContexts:
         """End the interpreter, with what it has started."""
         made = self.find(context)
         async with self._lifecycle.turn() as session:
-            del self._made[made.context.id]  # type: ignore[union-attr]
-            await session.channel.call(wire.CONTEXT, {"op": "remove", "context": made.number})
+            self._made = {id: each for id, each in self._made.items() if each is not made}
+            await self._remove(session, made.number)
+
+    async def _remove(self, session: GuestSession, number: object) -> None:
+        await session.channel.call(wire.CONTEXT, {"op": "remove", "context": number})
 
     def find(self, given: Context | str) -> Interpreter:
         """By the context, its id or its name."""

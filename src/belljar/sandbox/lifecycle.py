@@ -51,6 +51,7 @@ class Lifecycle:
         self.branch = 0  # of those that share the session
         self.ended: str | None = None  # why it can no longer be used
         self.busy = 0  # cells and commands under way
+        self.readers = 0  # that wait for output of a program
         self.last_used = self._made = self._born = time.monotonic()
         self.guests = 0  # started so far: more than one, if one was lost
         self.state_lost = False  # variables were lost, and no Execution has said so yet
@@ -128,6 +129,16 @@ class Lifecycle:
             yield
         finally:
             self.busy -= 1
+            self.note_use()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this lasts, the sandbox is not idle; but nothing of it is under way."""
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
             self.note_use()
 
     def note_use(self) -> None:
@@ -336,6 +347,11 @@ class Lifecycle:
         if limits.lifetime is not None and lived > limits.lifetime:
             self.stopped = True
             self.end(f"has reached its lifetime of {limits.lifetime:g} s")
-        if limits.idle is not None and not self.busy and now - self.last_used > limits.idle:
+        if (
+            limits.idle is not None
+            and not self.busy
+            and not self.readers
+            and now - self.last_used > limits.idle
+        ):
             self.stopped = True
             self.end(f"was idle for more than {limits.idle:g} s")

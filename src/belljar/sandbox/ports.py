@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Mapping
 from typing import Self
 
 import anyio
@@ -17,6 +18,7 @@ from belljar.sandbox import options
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.streams import Stream
 
+PATIENCE = 10.0  # seconds for a server to accept a connection
 RETRY = 0.05  # seconds between attempts to reach a server that does not listen yet
 MAX_CONNECTIONS = 256  # of one forwarded port, at once
 REFUSED = "Connection refused"  # as init says it
@@ -88,12 +90,18 @@ class _Forwarding:
             await self._listener.serve(self._pass_on)
 
     async def _pass_on(self, client: SocketStream) -> None:
-        async with self._slots, client:
+        async with client:
+            try:
+                self._slots.acquire_nowait()
+            except anyio.WouldBlock:
+                return
             try:
                 async with await self._ports.connect(self._port) as server:
                     await relay(client, server)
             except (SandboxError, OSError):
                 return  # the client sees its connection end
+            finally:
+                self._slots.release()
 
 
 async def relay(one: ByteStream, other: ByteStream) -> None:
@@ -129,8 +137,13 @@ class AsyncPorts:
         while True:
             session = await self._lifecycle.connect()
             stream = Stream(session, self._lifecycle.branch)
-            async with session.streaming():
-                answer = await stream.open({"port": port})
+            patience = max(deadline - time.monotonic(), PATIENCE)
+            answer: Mapping[str, object] = {"error": "the server does not accept the connection"}
+            with anyio.move_on_after(patience) as scope:
+                async with session.streaming():
+                    answer = await stream.open({"port": port})
+            if scope.cancelled_caught:
+                await stream.close()
             if "error" not in answer:
                 return Connection(stream)
             if time.monotonic() >= deadline:

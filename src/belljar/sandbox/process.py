@@ -126,8 +126,8 @@ class AsyncProcess:
         """False if there is nothing more to come."""
         if self._detached:
             return False
-        self._lifecycle.note_use()
-        found = await self._stream.receive(wait=wait)
+        with self._lifecycle.reading():
+            found = await self._stream.receive(wait=wait)
         for name, data in found:
             data = self._cut.pop(name, b"") + data
             whole = _whole(data)

@@ -15,7 +15,7 @@ import anyio
 
 from belljar.errors import GuestLost, ProtocolError
 from belljar.protocol import wire
-from belljar.sandbox.channel import Lost, drop
+from belljar.sandbox.channel import CALL_TIMEOUT, Lost, drop
 from belljar.sandbox.guest_session import GuestSession
 
 NAMES = ("stdout", "stderr")
@@ -95,16 +95,24 @@ class Stream:
         self._connects = "port" in asked
         await self._send(wire.OPEN, {"credit": wire.WINDOW}, payload)
         try:
-            await self._until(lambda: self._reply is not None)
+            if self._connects:
+                await self._until(lambda: self._reply is not None)
+            else:
+                await self._channel.within(CALL_TIMEOUT, self._wait_for_reply)
         except anyio.get_cancelled_exc_class():
             if "argv" in asked:  # no caller will know this program
                 await self._send(wire.KILL)
             raise
-        assert self._reply is not None
+        if self._reply is None:
+            self._session.kill()
+            raise GuestLost("the guest did not answer, and was killed")
         if "error" in self._reply:
             self._exchange.close()
             self.end = {}
         return self._reply
+
+    async def _wait_for_reply(self) -> None:
+        await self._until(lambda: self._reply is not None)
 
     @property
     def session(self) -> GuestSession:

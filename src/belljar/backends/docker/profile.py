@@ -153,7 +153,7 @@ _PASSWD_NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
 
 
 @contextlib.contextmanager
-def passwd_file(uid: int, name: str) -> Iterator[str]:
+def passwd_file(uid: int, name: str = guest_view.USER) -> Iterator[str]:
     """The path of a passwd file, which exists while the container starts."""
     remove_stale_passwd_files()
     descriptor, path = tempfile.mkstemp(prefix=f"belljar-passwd-{os.getpid()}-")

@@ -218,6 +218,8 @@ class NativeGuest:
     def _freeze(self) -> watchdog.Stopped | None:
         if self._cgroup is None or not self._cgroup.freeze():
             self._stopped = self.watch().stop_all()
+            if self._closed:  # meanwhile: its numbers may be others'
+                self._stopped.stopped = True
         return self._stopped
 
     async def thaw(self) -> None:
@@ -245,8 +247,9 @@ class NativeGuest:
         with self._signalling:
             self.kill()
             first, self._closed = not self._closed, True
-        if self._watchdog is not None:
-            self._watchdog.stopped = True
+        for each in (self._watchdog, self._stopped):
+            if each is not None:
+                each.stopped = True
         return first
 
     async def close(self) -> None:
