@@ -15,7 +15,7 @@ import pytest
 import census
 from belljar import AsyncSandbox, Outcome
 from belljar.backends import event_loop
-from belljar.guest import file_requests, streams
+from belljar.guest import cells, file_requests, streams
 from belljar.guest.streams import MAX_LASTING, MAX_PASSING
 from belljar.protocol import wire
 from outside import channel_of
@@ -263,7 +263,7 @@ def test_a_frame_in_tiny_pieces_takes_no_more_than_its_size():
 
 
 def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_path):
-    watched = file_requests.WatchedDirectory(str(tmp_path))
+    watched = cells.WatchedDirectory(str(tmp_path))
     for _ in range(200):
         assert watched.take_census() == {}
         (tmp_path / "new").touch()
@@ -272,8 +272,8 @@ def test_a_file_that_comes_at_the_very_moment_of_a_look_is_seen_by_the_next(tmp_
 
 
 def test_an_empty_directory_is_known_again_without_looking_into_it(tmp_path, monkeypatch):
-    watched = file_requests.WatchedDirectory(str(tmp_path))
-    monkeypatch.setattr(file_requests.messages, "FRESH", -1)
+    watched = cells.WatchedDirectory(str(tmp_path))
+    monkeypatch.setattr(cells.messages, "FRESH", -1)
     assert watched.take_census() == {}
     monkeypatch.setattr(file_requests, "take_census", None)
     assert watched.take_census() == {}

@@ -230,17 +230,20 @@ class Init:
 
     # -- requests ---------------------------------------------------------------------------
 
+    def _interpreter(self, frame: wire.Frame) -> Optional[Interpreter]:
+        """None: the context was removed meanwhile."""
+        found = self.interpreters.get(frame.header.get("context", 0))
+        return None if found is None or found.removed else found
+
     def _serve_run(self, frame: wire.Frame, fds: "Tuple[int, ...]") -> None:
-        interpreter = self.interpreters.get(frame.header.get("context", 0))
-        if interpreter is not None and not interpreter.removed:
+        if interpreter := self._interpreter(frame):
             interpreter.run(frame, fds)
-        else:  # the context was removed meanwhile
+        else:
             close_all(fds)
             self.send(wire.DONE, frame.request, dict(GONE))
 
     def _serve_restart(self, frame: wire.Frame) -> None:
-        interpreter = self.interpreters.get(frame.header.get("context", 0))
-        if interpreter is not None and not interpreter.removed:
+        if interpreter := self._interpreter(frame):
             interpreter.restart(frame)
         else:
             self.send(wire.REPLY, frame.request)
@@ -255,23 +258,20 @@ class Init:
     def _serve_context(self, frame: wire.Frame) -> None:
         number = frame.header["context"]
         if frame.header["op"] == "remove":
-            known = self.interpreters.get(number)
-            if known is not None and not known.removed:
+            if known := self._interpreter(frame):
                 known.remove(frame.request)
             else:
                 self.send(wire.REPLY, frame.request)
             return
-        if not os.path.isdir(frame.header["cwd"]):
-            error = {"error": f"{frame.header['cwd']} is not a directory"}
-            self.send(wire.REPLY, frame.request, error)
+        if not os.path.isdir(cwd := frame.header["cwd"]):
+            self.send(wire.REPLY, frame.request, {"error": f"{cwd} is not a directory"})
             return
         made = self.interpreters[number] = Interpreter(self, frame.header)
         made.ensure_worker()
         if made.worker.pid:
-            self.send(wire.REPLY, frame.request)
-        else:
-            del self.interpreters[number]
-            self.send(wire.REPLY, frame.request, {"error": "out of processes or memory"})
+            return self.send(wire.REPLY, frame.request)
+        del self.interpreters[number]
+        self.send(wire.REPLY, frame.request, {"error": "out of processes or memory"})
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
         source, interpreter = self.streams.get(frame.request), self._find(frame)
@@ -298,11 +298,8 @@ class Init:
             self.streams[frame.request].grant(frame.request, int(frame.header["size"]))
 
     def _serve_end(self, frame: wire.Frame) -> None:
-        source = self.streams.get(frame.request)
-        if source is not None and frame.header.get("input"):
-            source.end_input()
-        elif source is not None:
-            source.detach(frame.request)
+        if source := self.streams.get(frame.request):
+            source.end_input() if frame.header.get("input") else source.detach(frame.request)
 
     def sessions(self) -> "Set[int]":
         """Of processes: they survive the worker. Each is the leader of its session."""

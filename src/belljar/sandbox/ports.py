@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Self
 
 import anyio
-from anyio.abc import ByteStream, SocketStream, UNIXSocketStream
+import anyio.lowlevel
+from anyio.abc import ByteStream
 
 from belljar.backends import event_loop
 from belljar.errors import InvalidOption, SandboxError, suggests
@@ -53,6 +54,41 @@ class Connection(ByteStream):
             await self._stream.close()
 
 
+class _Local(ByteStream):
+    """A socket of this process as a byte stream. Made without waiting: a task that is cancelled
+    before it can close the socket would lose it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                data = self._socket.recv(max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+            else:
+                if not data:
+                    raise anyio.EndOfStream
+                return data
+
+    async def send(self, item: bytes) -> None:
+        view = memoryview(item)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+
+    async def send_eof(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    async def aclose(self) -> None:
+        self._socket.close()
+
+
 class Forward(str):
     """The address of a forwarded port, "127.0.0.1:PORT", until it is closed."""
 
@@ -75,7 +111,7 @@ class Forward(str):
 class _Forwarding:
     """One listener, and the connections that came by it."""
 
-    def __init__(self, ports: AsyncPorts, port: int, listener: anyio.abc.Listener[SocketStream]):
+    def __init__(self, ports: AsyncPorts, port: int, listener: socket.socket) -> None:
         self._ports, self._port, self._listener = ports, port, listener
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
         self.on_end = ports._lifecycle.on_end
@@ -86,10 +122,18 @@ class _Forwarding:
         event_loop.post(self.loop, self.cancel)
 
     async def _serve(self) -> None:
-        async with self._listener:
-            await self._listener.serve(self._pass_on)
+        with self._listener:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await anyio.wait_readable(self._listener)
+                    try:
+                        client = _Local(self._listener.accept()[0])
+                    except OSError:  # it has gone already, or this process is out of descriptors
+                        await anyio.sleep(RETRY)
+                    else:
+                        tasks.start_soon(self._pass_on, client)
 
-    async def _pass_on(self, client: SocketStream) -> None:
+    async def _pass_on(self, client: _Local) -> None:
         async with client:
             try:
                 self._slots.acquire_nowait()
@@ -160,7 +204,7 @@ class AsyncPorts:
 
         async def serve() -> None:
             with contextlib.suppress(SandboxError):  # the caller sees its connection end
-                async with server, await UNIXSocketStream.from_socket(ours) as client:
+                async with server, _Local(ours) as client:
                     await relay(client, server)
 
         event_loop.spawn(serve)
@@ -176,8 +220,9 @@ class AsyncPorts:
         check_port(to, least=0)
         if timeout is not None:
             await (await self.connect(port, timeout=timeout)).aclose()
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=to)
-        number = listener.extra(anyio.abc.SocketAttribute.local_port)
+        listener = socket.create_server(("127.0.0.1", to), backlog=MAX_CONNECTIONS)
+        listener.setblocking(False)
+        number = listener.getsockname()[1]
         address = Forward(f"127.0.0.1:{number}")
         address.port = number
         address._forwarding = _Forwarding(self, port, listener)

@@ -16,6 +16,7 @@ import struct
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..linux import syscalls as sys_
+from . import rootfs
 
 INSIDE_ID = 1000  # uid and gid the code sees
 _TMPFS = sys_.MS_NOSUID | sys_.MS_NODEV
@@ -109,18 +110,10 @@ def _join(descriptors: List[int]) -> None:
         os.close(fd)
 
 
-_NAMESPACES = (
-    sys_.CLONE_NEWNS
-    | sys_.CLONE_NEWNET
-    | sys_.CLONE_NEWIPC
-    | sys_.CLONE_NEWUTS
-    | sys_.CLONE_NEWCGROUP
-)
-
-
 def _make_namespaces() -> None:
     # cgroup: after joining, so that the guest sees its own group as the root.
-    sys_.unshare(_NAMESPACES)
+    kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+    sys_.unshare(kinds | sys_.CLONE_NEWCGROUP)
 
 
 def _loopback_up() -> None:
@@ -151,8 +144,7 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
             _share_tmp(spec["places"], uid)
     for path, fd in covered:
         _bind_again(path, fd, uid)
-    for path, text in spec["named"].items():
-        _replace_file(path, text)
+    rootfs.replace_files(spec["named"])
     # Not nodev: these are devices.
     sys_.mount("devpts", "/dev/pts", "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, _TERMINALS)
     facts["store"] = _hide_store(spec["workdir"], uid)
@@ -186,18 +178,6 @@ def _bind_again(path: str, fd: int, uid: int) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
     sys_.mount(f"/proc/self/fd/{fd}", path, None, sys_.MS_BIND | sys_.MS_REC)
     os.close(fd)
-
-
-def _replace_file(path: str, text: str) -> None:
-    """Mount another file over one of the root's."""
-    source = "/dev/shm/.belljar"
-    with open(source, "w") as file:
-        file.write(text)
-    os.chmod(source, 0o644)
-    sys_.mount(source, path, None, sys_.MS_BIND)
-    flags = _TMPFS | sys_.MS_NOEXEC | sys_.MS_BIND | sys_.MS_REMOUNT | sys_.MS_RDONLY
-    sys_.mount(None, path, None, flags)
-    os.unlink(source)
 
 
 def _hide_store(path: str, uid: int) -> int:
