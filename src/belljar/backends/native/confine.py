@@ -110,10 +110,13 @@ def _join(descriptors: List[int]) -> None:
         os.close(fd)
 
 
+_NAMESPACES = sys_.CLONE_NEWNS | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+_NAMESPACES |= sys_.CLONE_NEWCGROUP
+
+
 def _make_namespaces() -> None:
     # cgroup: after joining, so that the guest sees its own group as the root.
-    kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWNET | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-    sys_.unshare(kinds | sys_.CLONE_NEWCGROUP)
+    sys_.unshare(_NAMESPACES)
 
 
 def _loopback_up() -> None:
