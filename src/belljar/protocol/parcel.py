@@ -30,7 +30,7 @@ MAX_NOTES = 10
 MAX_NOTE = 250  # characters
 # Seconds of the CPU for hash tables of keys that a hostile guest chose: for all, for each byte of
 # the parcel, and for each key. Keys that do not collide take a small part of it.
-_HASHING = 0.02
+_HASHING = 0.2  # gVisor's clock has steps of ten milliseconds
 _HASHING_BYTE = 50e-9
 _HASHING_KEY = 5e-6
 

@@ -27,7 +27,7 @@ from belljar.sandbox.process import AsyncProcess, ProcessInfo, encode_input
 from belljar.sandbox.run import Cell, OnText, Run
 from belljar.sandbox.streams import Input, Window
 
-MAX_COMMAND = 1024 * 1024  # characters; each may take twelve bytes on the wire
+MAX_COMMAND = 8 * 1024 * 1024  # bytes on the wire, where a character takes up to twelve
 
 
 @suggests
@@ -238,7 +238,6 @@ def make_argv(cmd: str | Sequence[str]) -> list[str]:
     if not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
         raise InvalidOption("a command has at least one part, and no NUL character")
     check_encodable("a command", "".join(argv))
-    if sum(map(len, argv)) > MAX_COMMAND:
-        found = f"a command has at most {MAX_COMMAND} characters"
-        raise InvalidOption(found, hint="write it to a file with files.write()")
+    if sum(map(len, argv)) * 12 > MAX_COMMAND and len(json.dumps(argv)) > MAX_COMMAND:
+        raise InvalidOption("the command is too long", hint="write it to a file with files.write()")
     return argv

@@ -147,7 +147,8 @@ def _mount(spec: Dict[str, Any], facts: Dict[str, Any]) -> int:
             _share_tmp(spec["places"], uid)
     for path, fd in covered:
         _bind_again(path, fd, uid)
-    rootfs.replace_files(spec["named"])
+    if spec["named"]:
+        rootfs.replace_files(spec["named"])
     # Not nodev: these are devices.
     sys_.mount("devpts", "/dev/pts", "devpts", sys_.MS_NOSUID | sys_.MS_NOEXEC, _TERMINALS)
     facts["store"] = _hide_store(spec["workdir"], uid)
