@@ -76,6 +76,9 @@ class Connected:
     def note_use(self):
         pass
 
+    def reading(self):
+        return contextlib.nullcontext()
+
     def find_mapped(self):
         return None  # ask the guest, which is fuzzed
 
