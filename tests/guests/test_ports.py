@@ -79,6 +79,8 @@ def is_refused(address):
         connect(address).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it came just as the listener was closed
+        return False
     return False
 
 

@@ -267,9 +267,12 @@ def forwarded_port(stage: Stage, look: Look) -> None:
             def ask() -> None:
                 deadline = time.monotonic() + 30
                 while not any(answers) and time.monotonic() < deadline:
-                    with socket.create_connection(("127.0.0.1", address.port), 30) as client:
-                        client.sendall(b"question")
-                        answers.append(client.recv(100))
+                    try:
+                        with socket.create_connection(("127.0.0.1", address.port), 30) as client:
+                            client.sendall(b"question")
+                            answers.append(client.recv(100))
+                    except OSError:
+                        time.sleep(0.05)  # the server does not listen yet
 
             asking = threading.Thread(target=ask)
             asking.start()
