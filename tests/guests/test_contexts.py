@@ -65,6 +65,31 @@ def test_a_context_starts_in_its_directory_also_after_a_restart(sandbox):
     assert sandbox.run_code(code).value == "/workspace"
 
 
+KILLS = {
+    "by the code": ("import os; os.kill(-1, 9)", Outcome.ok),
+    "by a limit": ("while True: pass", Outcome.timeout),
+    "with the worker": ("import os; os._exit(1)", Outcome.killed),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), KILLS.values(), ids=KILLS)
+def test_an_interpreter_that_died_while_it_waited_is_not_given(sandbox, code, expected):
+    """The next one is made ahead."""
+    sandbox.contexts.create()
+    assert sandbox.run_code(code, timeout=1).outcome is expected
+    made = [sandbox.contexts.create() for _ in range(3)]
+    for each in made:
+        done = sandbox.run_code("6 * 7", context=each)
+        assert (done.value, done.state_preserved, done.notes) == (42, True, ())
+
+
+def test_a_new_interpreter_has_run_nothing(sandbox):
+    names = "sorted(globals())"
+    first = sandbox.run_code(names).value
+    contexts = [sandbox.contexts.create() for _ in range(3)]
+    assert [sandbox.run_code(names, context=each).value for each in contexts] == [first] * 3
+
+
 def test_a_directory_that_is_missing_is_an_error(sandbox):
     with pytest.raises(SandboxError, match="not a directory"):
         sandbox.contexts.create(cwd="missing")

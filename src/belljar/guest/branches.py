@@ -349,6 +349,9 @@ class Branches:
         pids.update(self.asleep())
         if self.store is not None:
             pids.update(self.store.children)
+        source = self._init.setup.get("source")
+        if source is not None and (waiting := source.find_waiting()):
+            pids.add(waiting)
         return pids
 
     def asleep(self) -> "set[int]":

@@ -269,7 +269,10 @@ class Init:
         made = self.interpreters[number] = Interpreter(self, frame.header)
         made.ensure_worker()
         if made.worker.pid:
-            return self.send(wire.REPLY, frame.request)
+            self.send(wire.REPLY, frame.request)
+            if source := self.setup.get("source"):
+                source.prepare()  # who makes one context often makes another
+            return
         del self.interpreters[number]
         self.send(wire.REPLY, frame.request, {"error": "out of processes or memory"})
 

@@ -16,7 +16,7 @@ import site
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple, Union
 
 from ..protocol import messages, wire
 from ..protocol.buffers import Inbox, Outbox, check_shared, close_all
@@ -30,6 +30,9 @@ _REPORT = struct.Struct("<BIi")  # one of these; number of the worker; errno or 
 SIGNAL = struct.Struct("<Ii")  # number of the worker; of the signal
 _CREDENTIALS = struct.Struct("iII")
 _SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
+
+# A cell for a worker that waits: the first one copies many pages. What it says is dropped.
+_WARM_UP = wire.pack(wire.CELL, 0, {"count": 0, "fds": 0, "pipes": 0}, b"None")
 
 OnFrame = Callable[["WorkerProcess", wire.Frame, List[int]], None]
 
@@ -293,8 +296,11 @@ class WorkerSource:
         self._workers: Dict[int, Tuple[int, int]] = {}  # pidfd -> pid and number
         self._ended: Dict[int, int] = {}  # number -> exit status
         self._poll = select.poll()
-        self._first: Optional[socket.socket]
-        self._first, control = socket.socketpair()
+        # Our end of the socket of a worker that was asked for ahead of its use.
+        self._ahead: Optional[socket.socket]
+        self._forked: "Union[None, Tuple[int, int, int], OSError]" = None  # what was said of it
+        self._ahead, control = socket.socketpair()
+        self._confined = False  # init; before that no worker is
         socket.send_fds(link, [request], [control.fileno(), theirs.fileno(), *fds])
         for each in (control, theirs):
             each.close()
@@ -302,43 +308,88 @@ class WorkerSource:
     def start(self) -> "Tuple[socket.socket, int, int]":
         """Our end of the socket of a new worker, its pid, and a descriptor that becomes readable
         when it has ended. Waits until the worker is forked."""
-        ours, self._first = self._first, None
-        if ours is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self._socket, [FORK], [theirs.fileno()])
-        try:
-            kind, number, value, pid, pidfd = self._receive()
-            while kind == ENDED:
-                kind, number, value, pid, pidfd = self._receive()
-            if kind == FAILED or pidfd < 0:  # without a number for its descriptor
-                raise OSError(value, os.strerror(value))
-            with contextlib.suppress(OSError):  # it has ended already
-                ours.sendall(GO)
-        except BaseException:
+        while True:
+            asked = self._ahead is not None
+            if not asked:
+                self._ahead = self._ask()
+            ours = self._ahead
+            assert ours is not None
+            try:
+                pidfd, pid, number = self._wait_for_fork()
+                if not self._confined:
+                    self._confined = True
+                    with contextlib.suppress(OSError):  # it has ended already
+                        ours.sendall(GO)
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                self._ahead = self._forked = None
+            self._workers[pidfd] = pid, number
+            self._poll.register(pidfd, select.POLLIN)
+            if not asked or not self._has_ended(pidfd):
+                return ours, pid, pidfd
+            # It ended while it waited: the caller gets another one.
             ours.close()
-            raise
-        self._workers[pidfd] = pid, number
-        self._poll.register(pidfd, select.POLLIN)
-        return ours, pid, pidfd
+            self._forget(pidfd)
+            os.close(pidfd)
 
-    def signal(self, pid: int, number: int) -> None:
-        """Have a worker signalled that is not confined yet: init may not do so itself."""
-        for found, which in self._workers.values():
-            if found == pid:
-                self._socket.send(SIGNAL.pack(which, number))
+    def prepare(self) -> None:
+        """Ask for the next worker ahead of its use, without waiting for it."""
+        if self._ahead is None:
+            with contextlib.suppress(OSError):  # `start` will say what is missing
+                self._ahead = self._ask()
+                self._ahead.sendall(_WARM_UP)
+
+    def find_waiting(self) -> int:
+        """The pid of the worker that waits for its use; 0 if there is none."""
+        if self._ahead is None:
+            return 0
+        try:
+            return self._wait_for_fork()[1]
+        except OSError:
+            self._ahead.close()
+            self._ahead = None
+            return 0
+
+    def _ask(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                ours.sendall(GO)
+                socket.send_fds(self._socket, [FORK], [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def _wait_for_fork(self) -> "Tuple[int, int, int]":
+        """Of the worker that was asked for: pidfd, pid and number."""
+        while self._forked is None:
+            self._receive()
+        if not isinstance(self._forked, tuple):
+            error, self._forked = self._forked, None
+            raise error
+        return self._forked
 
     def take_ended(self) -> "Iterator[Tuple[int, int, int]]":
         """Descriptor, pid and exit status of workers that have ended since the last call. The
         caller closes the descriptor."""
         for pidfd, _ in self._poll.poll(0) if self._workers else ():
-            self._poll.unregister(pidfd)
-            pid, number = self._workers.pop(pidfd)
-            while number not in self._ended:
-                self._receive()
-            yield pidfd, pid, self._ended.pop(number)
+            yield pidfd, *self._forget(pidfd)
 
-    def _receive(self) -> "Tuple[int, int, int, int, int]":
+    def _has_ended(self, pidfd: int) -> bool:
+        return any(found == pidfd for found, _ in self._poll.poll(0))
+
+    def _forget(self, pidfd: int) -> "Tuple[int, int]":
+        """A worker that has ended: its pid and exit status."""
+        self._poll.unregister(pidfd)
+        pid, number = self._workers.pop(pidfd)
+        while number not in self._ended:
+            self._receive()
+        return pid, self._ended.pop(number)
+
+    def _receive(self) -> None:
         data, ancillary, _, _ = self._socket.recvmsg(64, _SPACE, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)  # the parent of the workers is gone, and all guests go with it
@@ -351,7 +402,10 @@ class WorkerSource:
                 pidfd = struct.unpack("i", body[:4])[0]
         if kind == ENDED:
             self._ended[number] = value
-        return kind, number, value, pid, pidfd
+        elif kind == FAILED or pidfd < 0:  # without a number for its descriptor
+            self._forked = OSError(value, os.strerror(value))
+        else:
+            self._forked = pidfd, pid, number
 
 
 # -- roles of a worker ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from belljar.protocol.messages import MAX_MAPS, find_shared
 PATIENCE = 0.5  # seconds for a killed guest to end by itself
 DEATH_TIMEOUT = 20.0
 MAX_UNPAUSED = 512 * 1024
+CROWD = 16  # workers
 
 
 class Stillborn(StartError):
@@ -113,6 +114,7 @@ class NativeGuest:
         self._births = births
         self._root = root
         self._workers: list[int] = []  # pids, also of those that have ended
+        self._crowd = CROWD  # look for these when there are so many
         self.pid = pid
         self._pidfd = pidfd
         self._cgroup = group
@@ -146,9 +148,9 @@ class NativeGuest:
             raise Stillborn("the guest ended before its interpreter was confined")
         said: Mapping[str, object] = json.loads(data)
         if "failed" not in said:
-            # Without those that have ended, whose pids other processes get.
-            living = [each for each in self._workers if posture.same_guest(each, self.pid)]
-            self._workers = [*living, pid]
+            self._workers.append(pid)
+            if len(self._workers) >= self._crowd:  # most have ended, or there are many contexts
+                self._crowd = 2 * len(self._find_living()) + CROWD
             try:
                 posture.check(posture.read(pid), root=self._root)
             except StartError:
@@ -173,6 +175,9 @@ class NativeGuest:
         """The living ones."""
         with contextlib.suppress(StartError):  # the guest was killed
             self._check_births()
+        return self._find_living()
+
+    def _find_living(self) -> list[int]:
         with self._signalling:
             self._workers = [pid for pid in self._workers if posture.same_guest(pid, self.pid)]
             return self._workers
