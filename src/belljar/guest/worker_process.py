@@ -298,7 +298,7 @@ class WorkerSource:
         self._poll = select.poll()
         # Our end of the socket of a worker that was asked for ahead of its use.
         self._ahead: Optional[socket.socket]
-        self._forked: "Union[None, Tuple[int, int, int], OSError]" = None  # what was said of it
+        self._forked: "Union[Tuple[int, int, int], OSError, None]" = None  # what was said of it
         self._ahead, control = socket.socketpair()
         self._confined = False  # init; before that no worker is
         socket.send_fds(link, [request], [control.fileno(), theirs.fileno(), *fds])
