@@ -62,6 +62,16 @@ def test_a_cell_stands_still_and_then_goes_on(make_sandbox):
     assert execution.usage.wall < 3.5
 
 
+def test_the_time_out_of_a_started_program_stands_still(make_sandbox):
+    sandbox = make_sandbox()
+    process = sandbox.commands.start("sleep 1; echo done", timeout=2)
+    sandbox.pause()
+    time.sleep(2.5)
+    sandbox.resume()
+    assert (process.wait().stdout, process.returncode) == ("done\n", 0)
+    assert sandbox.commands.start("sleep 60", timeout=0.2).wait().outcome.value == "timeout"
+
+
 def test_the_time_out_counts_again_afterwards(make_sandbox):
     sandbox = make_sandbox()
     ended, thread = start(sandbox, "print(1)\nwhile True: pass", timeout=1)

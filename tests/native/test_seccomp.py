@@ -29,6 +29,7 @@ from bpf_profile import (
     COMPARE,
     ENOSYS,
     EPERM,
+    ERRNO,
     KILL_PROCESS,
     U32,
     U64,
@@ -248,6 +249,10 @@ def test_deny_takes_a_call_away_and_nothing_else():
         ("userfaultfd", (), EPERM),
         ("open_by_handle_at", (), EPERM),
         ("sched_setaffinity", (), EPERM),
+        *(("sched_setscheduler", (0, policy), EPERM) for policy in (1, 2, 3, 5, 6, 7, 1 << 30)),
+        ("sched_setscheduler", (0, 0), ALLOW),
+        ("setsockopt", (0, 1, 13), ERRNO),  # SO_LINGER: 0, and nothing is set
+        ("setsockopt", (0, 1 << 40 | 1, 1 << 40 | 13), ERRNO),
         ("seccomp", (1, 0, 0), EPERM),
         ("clone3", (), ENOSYS),
         ("io_uring_setup", (), ENOSYS),
@@ -262,7 +267,10 @@ def test_deny_takes_a_call_away_and_nothing_else():
         ("socket", (2, 3, 1), EPERM),
         ("socket", (10, 3 | 0x80000, 58), EPERM),
         ("socket", (2, 1, 132), ENOSYS),
-        ("socket", (16, 3, 0), EPERM),
+        ("socket", (16, 3, 0), ERRNO | errno.EOPNOTSUPP),
+        ("socket", (18, 2, 0), EPERM),
+        ("socket", (21, 2, 0), EPERM),
+        ("socket", (29, 3, 0), EPERM),
         ("socket", (17, 3, 0), EPERM),
         ("socket", (38, 5, 0), EPERM),
         ("socket", (40, 1, 0), EPERM),
@@ -327,7 +335,7 @@ NEVER = """
     perf_event_open userfaultfd keyctl add_key request_key init_module finit_module
     kexec_load reboot swapon acct open_by_handle_at name_to_handle_at clock_settime
     settimeofday adjtimex sethostname quotactl syslog iopl ioperm fanotify_init
-    sched_setaffinity sched_setscheduler seccomp landlock_restrict_self io_uring_setup
+    sched_setaffinity sched_setattr sched_setparam seccomp landlock_restrict_self io_uring_setup
     io_uring_enter clone3 memfd_secret modify_ldt io_setup statmount listmount uretprobe
 """
 
@@ -611,7 +619,7 @@ def test_only_unix_and_internet_sockets_can_be_made(confined):
                     socket.socket(family, kind, 0).close()
                     made.add((family, kind))
                 except OSError as error:
-                    if error.errno == errno.EPERM:
+                    if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
                         refused.add(family)
         print(sorted(made), sorted(set(range(64)) - refused))
     """

@@ -1,12 +1,11 @@
 """Servers as people write them, in the sandbox: reached by HTTP and by a WebSocket."""
 
-import base64
+import contextlib
 import json
-import os
-import socket
 import urllib.request
 
 import pytest
+import websocket
 
 from belljar import Environment, Sandbox
 
@@ -32,67 +31,80 @@ app.run("127.0.0.1", 5000)
 """
 
 
-@pytest.fixture
-def address(backend):
-    packages = ["flask", "flask-sock"]
-    with Sandbox(environment=Environment("servers", packages=packages)) as sandbox:
+JUPYTER = ["jupyter", "server", "--port=8888", "--no-browser", "--IdentityProvider.token=key"]
+PLOT = """
+import matplotlib.pyplot as plt
+plt.plot([1, 4, 9])
+plt.show()
+6 * 7
+"""
+
+
+@contextlib.contextmanager
+def serve(packages, command, port, **limits):
+    environment = Environment("servers", packages=packages)
+    with Sandbox(environment=environment, limits=limits) as sandbox:
         sandbox.files.write("app.py", FLASK)
-        sandbox.commands.start(["python", "app.py"])
-        with sandbox.ports.forward(5000, timeout=PATIENCE) as address:
+        sandbox.commands.start(command)
+        with sandbox.ports.forward(port, timeout=PATIENCE) as address:
             yield address
 
 
-def test_flask_answers_json(address):
+@pytest.fixture
+def flask(backend):
+    with serve(["flask", "flask-sock"], ["python", "app.py"], 5000) as address:
+        yield address
+
+
+@pytest.fixture
+def jupyter(backend):
+    packages = ["jupyter-server", "ipykernel", "matplotlib"]
+    with serve(packages, JUPYTER, 8888, memory="2g", processes=200) as address:
+        yield address
+
+
+def post(address, path, data):
+    headers = {"Content-Type": "application/json", "Authorization": "token key"}
     asked = urllib.request.Request(
-        f"http://{address}/double",
-        data=b'{"value": 21}',
-        headers={"Content-Type": "application/json"},
+        f"http://{address}{path}", json.dumps(data).encode(), headers=headers
     )
     with urllib.request.urlopen(asked, timeout=PATIENCE) as reply:
-        assert json.load(reply) == {"result": 42}
+        return json.load(reply)
 
 
-class WebSocket:
-    """A client for short texts."""
-
-    def __init__(self, address, path):
-        self._sock = socket.create_connection(("127.0.0.1", address.port), timeout=PATIENCE)
-        self._file = self._sock.makefile("rb")
-        key = base64.b64encode(os.urandom(16)).decode()
-        lines = [
-            f"GET {path} HTTP/1.1",
-            f"Host: {address}",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            f"Sec-WebSocket-Key: {key}",
-            "Sec-WebSocket-Version: 13",
-        ]
-        self._sock.sendall("\r\n".join([*lines, "", ""]).encode())
-        self.status = self._file.readline()
-        while self._file.readline().strip():
-            continue
-
-    def send(self, text):
-        data, mask = text.encode(), os.urandom(4)
-        masked = bytes(byte ^ mask[n % 4] for n, byte in enumerate(data))
-        self._sock.sendall(bytes([0x81, 0x80 | len(data)]) + mask + masked)
-
-    def receive(self):
-        _, size = self._file.read(2)
-        return self._file.read(size).decode()
-
-    def close(self):
-        self._file.close()
-        self._sock.close()
+def connect(address, path):
+    return websocket.create_connection(f"ws://{address}{path}", timeout=PATIENCE)
 
 
-def test_a_websocket_stays_open_and_both_ends_speak(address):
-    client = WebSocket(address, "/echo")
-    try:
-        assert b" 101 " in client.status
-        assert client.receive() == "welcome"
+def test_flask_answers_json(flask):
+    assert post(flask, "/double", {"value": 21}) == {"result": 42}
+
+
+def test_a_websocket_stays_open_and_both_ends_speak(flask):
+    with contextlib.closing(connect(flask, "/echo")) as client:
+        assert client.recv() == "welcome"
         for n in range(50):
             client.send(f"number {n}")
-            assert client.receive() == f"echo number {n}"
-    finally:
-        client.close()
+            assert client.recv() == f"echo number {n}"
+
+
+def test_a_jupyter_kernel_runs_a_cell_with_a_plot(jupyter):
+    """Its parts talk by libzmq, over the loopback of the sandbox."""
+    kernel = post(jupyter, "/api/kernels", {"name": "python3"})["id"]
+    header = {"msg_id": "1", "msg_type": "execute_request", "version": "5.3"}
+    header |= {"username": "", "session": "s", "date": "2026-01-01T00:00:00Z"}
+    content = {"code": "%matplotlib inline" + PLOT, "silent": False, "store_history": True}
+    content |= {"user_expressions": {}, "allow_stdin": False, "stop_on_error": True}
+    request = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+    shown = []
+    path = f"/api/kernels/{kernel}/channels?token=key"
+    with contextlib.closing(connect(jupyter, path)) as client:
+        client.send(json.dumps({**request, "channel": "shell"}))
+        while True:
+            said = json.loads(client.recv())
+            if said["msg_type"] == "execute_reply":
+                break
+            shown.append(said["content"].get("data", {}))
+    assert said["content"]["status"] == "ok"
+    assert any(each.get("image/png", "").startswith("iVBOR") for each in shown)
+    assert any(each.get("text/plain") == "42" for each in shown)

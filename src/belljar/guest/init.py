@@ -79,7 +79,7 @@ class Init:
             wire.CREDIT: self._serve_credit,
             wire.END: self._serve_end,
             wire.FILE: lambda frame: file_requests.serve(self, frame),
-            wire.PING: lambda frame: self.send(wire.REPLY, frame.request),
+            wire.PING: self._serve_ping,
             wire.PART: lambda frame: (self._find(frame) or self.default).part(frame),
             wire.KEEP: lambda frame: self.branches.keep(frame),
             wire.RETURN: lambda frame: self.branches.go_back(frame),
@@ -275,6 +275,12 @@ class Init:
             return
         del self.interpreters[number]
         self.send(wire.REPLY, frame.request, {"error": "out of processes or memory"})
+
+    def _serve_ping(self, frame: wire.Frame) -> None:
+        """The host pauses the guest next, or has let it go on; or only wants an answer."""
+        if "paused" in frame.header:
+            self.selector.stop_clock() if frame.header["paused"] else self.selector.start_clock()
+        self.send(wire.REPLY, frame.request)
 
     def _serve_interrupt(self, frame: wire.Frame) -> None:
         source, interpreter = self.streams.get(frame.request), self._find(frame)

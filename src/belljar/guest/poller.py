@@ -26,6 +26,8 @@ class Poller:
         self._handlers: Dict[int, Tuple[Any, Handler]] = {}
         self._timers: Dict[int, Tuple[float, Callable[[], None]]] = {}
         self._last = 0  # the number of a timer
+        self._lost = 0.0  # seconds for which the clock of timers stood still
+        self._stopped: Optional[float] = None  # since when it stands still
 
     def register(self, source: Any, events: int, handler: Handler) -> None:
         fd = source if isinstance(source, int) else source.fileno()
@@ -47,22 +49,35 @@ class Poller:
     def call_later(self, seconds: float, function: "Callable[[], None]") -> int:
         """Give the number by which it can be cancelled."""
         self._last += 1
-        self._timers[self._last] = time.monotonic() + seconds, function
+        self._timers[self._last] = self._clock() + seconds, function
         return self._last
 
     def cancel(self, timer: int) -> None:
         self._timers.pop(timer, None)
 
+    def stop_clock(self) -> None:
+        """The host pauses the guest: no time passes for timers."""
+        if self._stopped is None:
+            self._stopped = time.monotonic()
+
+    def start_clock(self) -> None:
+        if self._stopped is not None:
+            self._lost += time.monotonic() - self._stopped
+            self._stopped = None
+
+    def _clock(self) -> float:
+        return (time.monotonic() if self._stopped is None else self._stopped) - self._lost
+
     def _run_timers(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for number, (when, function) in list(self._timers.items()):
             if when <= now and self._timers.pop(number, None) is not None:
                 function()
 
     def wait(self, seconds: Optional[float] = None) -> bool:
         """Call the handlers of descriptors that are ready. False if the time ran out first."""
-        if self._timers:
-            first = max(min(when for when, _ in self._timers.values()) - time.monotonic(), 0)
+        if self._timers and self._stopped is None:
+            first = max(min(when for when, _ in self._timers.values()) - self._clock(), 0)
             first = min(first, LONGEST)
             seconds = first if seconds is None else min(first, seconds)
         milliseconds = None if seconds is None else seconds * 1000

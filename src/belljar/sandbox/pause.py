@@ -5,6 +5,7 @@ A sandbox and its forks share a guest, so they are paused together.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from belljar import runtime
 from belljar.backends.base import Periodic
 from belljar.backends.event_loop import Lock, here, move_to_loop, post
 from belljar.errors import GuestLost, SandboxClosed, SandboxError
+from belljar.protocol import wire
 
 if TYPE_CHECKING:
     from belljar.sandbox.guest_session import GuestSession
@@ -78,6 +80,7 @@ async def pause(lifecycle: Lifecycle) -> None:
         async with pauses.changing:
             if pauses.frozen:
                 return
+            await session.channel.call(wire.PING, {"paused": True})  # for init's own time-outs
             # First: what is under way must not be ended for its time while this takes its own.
             pauses.begin()
             try:
@@ -119,3 +122,5 @@ async def thaw(session: GuestSession) -> None:
         finally:
             pauses.frozen = False
             pauses.end()
+        with contextlib.suppress(GuestLost):  # it died in the pause, which the next use says
+            await session.channel.call(wire.PING, {"paused": False})

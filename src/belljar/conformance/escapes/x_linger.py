@@ -11,14 +11,23 @@ import threading
 
 from hostile import CONFINED, attempt, libc
 
+lingering, calm = struct.pack("ii", 1, 3600), struct.pack("ii", 0, 0)
+
+
+def linger(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == calm:
+        raise OSError("it says yes, and does nothing")
+
+
 with socket.socket() as sock:
-    lingering = struct.pack("ii", 1, 3600)
-    attempt("to linger", lambda: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering))
+    attempt("to linger", lambda: linger(sock))
     level = ctypes.c_long((1 << 40) | socket.SOL_SOCKET)  # of which the kernel reads 32 bits
     libc.syscall.argtypes = None
     if hasattr(libc, "setsockopt") and os.uname().machine == "x86_64":
         size = ctypes.c_long(8)
-        if libc.syscall(54, ctypes.c_long(sock.fileno()), level, 13, lingering, size) == 0:
+        libc.syscall(54, ctypes.c_long(sock.fileno()), level, 13, lingering, size)
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) != calm:
             print("ACHIEVED to linger, by its lower half")
 # The end that init reads, opened again: who copies out of it into a full socket has its lock, and
 # init would wait where nothing can kill it.
