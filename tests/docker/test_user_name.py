@@ -1,4 +1,4 @@
-"""The passwd file of a container's user: there while a container starts, and no longer."""
+"""The files passwd and group of a container: there while it starts, and no longer."""
 
 import os
 import subprocess
@@ -19,14 +19,16 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_file_names_the_user_and_goes_with_the_start(directory):
-    with profile.passwd_file(2_000_000_001) as path:
-        lines = Path(path).read_text().splitlines()
-        assert lines[1].split(":")[:4] == ["user", "x", "2000000001", "2000000001"]
-        assert os.stat(path).st_mode & 0o777 == 0o644
-        assert profile.passwd_mount(path)["ReadOnly"] is True
-        profile.remove_stale_passwd_files()  # another start, meanwhile
-        assert os.listdir(directory) == [os.path.basename(path)]
+def test_the_files_name_the_user_and_go_with_the_start(directory):
+    uid = 2_000_000_001
+    with profile.account_files(uid) as files:
+        lines = {place: Path(path).read_text().splitlines() for place, path in files.items()}
+        assert lines["/etc/passwd"][1].split(":")[:4] == ["user", "x", str(uid), str(uid)]
+        assert lines["/etc/group"][1] == f"user:x:{uid}:"
+        assert all(os.stat(path).st_mode & 0o777 == 0o644 for path in files.values())
+        assert all(mount["ReadOnly"] for mount in profile.account_mounts(files))
+        profile.remove_stale_account_files()  # another start, meanwhile
+        assert set(os.listdir(directory)) == {os.path.basename(path) for path in files.values()}
     assert os.listdir(directory) == []
 
 
@@ -35,13 +37,13 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(directory):
         import os, signal, sys, tempfile
         from belljar.backends.docker import profile
         tempfile.tempdir = sys.argv[1]
-        with profile.passwd_file(1000):
+        with profile.account_files(1000):
             os.kill(os.getpid(), signal.SIGKILL)
     """)
     subprocess.run([sys.executable, "-c", program, str(directory)], check=False)
-    assert len(os.listdir(directory)) == 1
+    assert len(os.listdir(directory)) == 2
     (directory / "belljar-passwd-x").write_text("of somebody else")
-    profile.remove_stale_passwd_files()
+    profile.remove_stale_account_files()
     assert os.listdir(directory) == ["belljar-passwd-x"]
 
 

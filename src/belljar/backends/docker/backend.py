@@ -172,14 +172,16 @@ class DockerBackend:
             # Podman takes a path.
             filter_=str(profile.write_profile(filter_)) if facts.engine == "podman" else filter_,
         )
-        passwd = None
-        if docker.named_user and engine.endpoint.kind == "unix":
-            passwd = until_it_runs.enter_context(profile.passwd_file(uid, user_name(asked.env)))
+        accounts: dict[str, str] = {}
+        named = docker.named_user if docker.named_user is not None else not made.own
+        if named and engine.endpoint.kind == "unix":
+            files = profile.account_files(uid, user_name(asked.env))
+            accounts = until_it_runs.enter_context(files)
         query = {"name": owner.container_name(labels), **spec.create_query(docker)}
         try:
-            answer = await self._request_container(engine, query, body(passwd=passwd))
+            answer = await self._request_container(engine, query, body(accounts=accounts))
         except EngineError as error:
-            if passwd is None or passwd not in error.message:
+            if not any(path in error.message for path in accounts.values()):
                 raise
             log.info("the container's user gets no name: %s", error.message)
             answer = await self._request_container(engine, query, body())

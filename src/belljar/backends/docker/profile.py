@@ -1,4 +1,4 @@
-"""Files for a container: the seccomp profile in the engine's form, and a passwd file.
+"""Files for a container: the seccomp profile in the engine's form, and who its user is.
 
 The profile is linux/seccomp.json for one machine, as JSON text. An engine hands it to libseccomp,
 which has no order of rules: of two that contradict each other it silently drops one. So the rules
@@ -10,10 +10,10 @@ EPERM for a refusal and give up; ENOSYS would let them fall back. So every syste
 rule is listed as absent. Only unknown forms of known calls (a prctl option that no rule names) are
 left to the default: there such an engine answers EPERM.
 
-The passwd file gives the container's user a name, for programs that ask for it (`whoami`, Python's
-`pwd`): each guest has a uid that no image knows. It is mounted over the image's, read-only. The
-engine takes a path and opens it when the container starts, so the file exists only until then. A
-process id in its name shows which files a killed process left.
+The files passwd and group give the container's user a name, for programs that ask for it (`whoami`,
+Python's `pwd`): each guest has a uid that no image knows. They are mounted over the image's,
+read-only. The engine takes a path and opens it when the container starts, so the files exist only
+until then. A process id in their names shows which files a killed process left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -148,36 +148,39 @@ def _render_condition(condition: Condition) -> dict[str, object]:
     return {"index": condition.index, "op": f"SCMP_CMP_{condition.op}", **values}
 
 
-PASSWD = "/etc/passwd"
-_PASSWD_NAME = re.compile(r"belljar-passwd-([1-9][0-9]{0,9})-\w+")
+_ACCOUNT_FILE = re.compile(r"belljar-(?:passwd|group)-([1-9][0-9]{0,9})-\w+")
 
 
 @contextlib.contextmanager
-def passwd_file(uid: int, name: str = guest_view.USER) -> Iterator[str]:
-    """The path of a passwd file, which exists while the container starts."""
-    remove_stale_passwd_files()
-    descriptor, path = tempfile.mkstemp(prefix=f"belljar-passwd-{os.getpid()}-")
+def account_files(uid: int, name: str = guest_view.USER) -> Iterator[dict[str, str]]:
+    """Files that exist while the container starts: their place in it, and their path here."""
+    remove_stale_account_files()
+    texts = {"passwd": guest_view.passwd(uid, name=name), "group": guest_view.group(uid, name)}
+    paths: dict[str, str] = {}
     try:
-        with open(descriptor, "w") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(guest_view.passwd(uid, name=name))
-        yield path
+        for kind, text in texts.items():
+            descriptor, path = tempfile.mkstemp(prefix=f"belljar-{kind}-{os.getpid()}-")
+            paths[f"/etc/{kind}"] = path
+            with open(descriptor, "w") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
+        yield paths
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        for path in paths.values():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
-def passwd_mount(path: str) -> dict[str, object]:
-    """The mount of a passwd file in the engine's form."""
-    options = {"Propagation": "rprivate"}
-    mount = {"Type": "bind", "Source": path, "Target": PASSWD}
-    return {**mount, "ReadOnly": True, "BindOptions": options}
+def account_mounts(files: Mapping[str, str]) -> list[dict[str, object]]:
+    """The mounts of these files in the engine's form."""
+    shared = {"Type": "bind", "ReadOnly": True, "BindOptions": {"Propagation": "rprivate"}}
+    return [{**shared, "Source": path, "Target": place} for place, path in files.items()]
 
 
-def remove_stale_passwd_files() -> None:
-    """Remove passwd files whose process is dead."""
-    for path in Path(tempfile.gettempdir()).glob("belljar-passwd-*"):
-        found = _PASSWD_NAME.fullmatch(path.name)
+def remove_stale_account_files() -> None:
+    """Remove files whose process is dead."""
+    for path in Path(tempfile.gettempdir()).glob("belljar-*"):
+        found = _ACCOUNT_FILE.fullmatch(path.name)
         with contextlib.suppress(OSError):  # removed meanwhile, or another user's
             if found and path.lstat().st_uid == os.geteuid() and _is_dead(int(found[1])):
                 path.unlink()

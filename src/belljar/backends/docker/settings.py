@@ -88,8 +88,9 @@ class Docker:
     noexec: bool = False  # nothing that lies in /workspace or /tmp can be executed
     project: str | None = None  # a label of the containers, to tell them apart
     # The sandbox's user has a name, `user`, by a passwd file that replaces the image's. Needs an
-    # engine that sees the files of this machine; elsewhere the user has only a number.
-    named_user: bool = False
+    # engine that sees the files of this machine; elsewhere the user has only a number. None: yes,
+    # unless the image is the caller's own.
+    named_user: bool | None = None
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
@@ -109,8 +110,8 @@ class Docker:
             )
         if self.pull not in PULLS:
             raise unknown_option("pull", str(self.pull), PULLS)
-        for name in ("noexec", "named_user"):
-            if not isinstance(getattr(self, name), bool):
+        for name, kinds in (("noexec", (bool,)), ("named_user", (bool, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
                 raise InvalidOption(f"{name} is True or False, not {getattr(self, name)!r}")
         for name, check in _CHECKS.items():
             given = getattr(self, name)

@@ -13,6 +13,7 @@ import random
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from belljar.backends.base import GuestSpec
 from belljar.backends.docker import profile
@@ -63,12 +64,12 @@ def container_body(
     labels: Mapping[str, str],
     volumes: Sequence[str] = (),
     filter_: str | None = None,
-    passwd: str | None = None,
+    accounts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, object]:
     """The body of the request.
 
     `volumes`: what the image declares. `filter_`: the value of `seccomp=`, which is the profile, or
-    its path for Podman. `passwd`: a file that names the user.
+    its path for Podman. `accounts`: files that name the user.
     """
     _check_runtime(docker, facts)
     return {
@@ -95,7 +96,7 @@ def container_body(
             **_isolation(docker, facts, filter_ or seccomp_filter(spec, facts), spec.network),
             **_network(spec.network),
             **_resources(spec.limits, docker, facts),
-            **_files(spec, docker, facts, uid, volumes, passwd),
+            **_files(spec, docker, facts, uid, volumes, accounts),
             **_devices(docker),
             **({"Runtime": docker.runtime} if docker.runtime else {}),
             "Init": False,  # our own PID 1 reaps
@@ -268,7 +269,7 @@ def _files(
     facts: EngineFacts,
     uid: int,
     volumes: Sequence[str],
-    passwd: str | None,
+    accounts: Mapping[str, str],
 ) -> dict[str, object]:
     limits = spec.limits
     # Bytes, and how many files.
@@ -303,7 +304,7 @@ def _files(
         "ShmSize": limits.tmp,
         "Mounts": [
             *(_bind(mount, facts) for mount in spec.mounts),
-            *([profile.passwd_mount(passwd)] if passwd is not None else []),
+            *profile.account_mounts(accounts),
         ],
     }
 

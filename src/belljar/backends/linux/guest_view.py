@@ -73,8 +73,8 @@ def passwd(uid: int, shell: str = SHELL, name: str = USER) -> str:
     return f"{root}\n{name}:x:{uid}:{uid}::{HOME}:{shell}\n"
 
 
-def group(name: str = USER) -> str:
-    return f"root:x:0:\n{name}:x:1000:\n"
+def group(gid: int = 1000, name: str = USER) -> str:
+    return f"root:x:0:\n{name}:x:{gid}:\n"
 
 
 FILES = {

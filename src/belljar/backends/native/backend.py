@@ -313,7 +313,10 @@ def _name_user(env: Mapping[str, str]) -> dict[str, str]:
     name = guest_view.user_name(env)
     if name == guest_view.USER:
         return {}
-    return {"/etc/passwd": guest_view.passwd(1000, name=name), "/etc/group": guest_view.group(name)}
+    return {
+        "/etc/passwd": guest_view.passwd(1000, name=name),
+        "/etc/group": guest_view.group(name=name),
+    }
 
 
 def _is_rare(spec: GuestSpec) -> bool:
