@@ -65,6 +65,17 @@ def test_a_context_starts_in_its_directory_also_after_a_restart(sandbox):
     assert sandbox.run_code(code).value == "/workspace"
 
 
+def test_quick_restarts_do_not_harm_the_guest(sandbox):
+    """The interpreter that is ended is not confined yet: init may not signal it by itself."""
+    sandbox.files.write("kept", "x")
+    context = sandbox.contexts.create()
+    for _ in range(6):
+        sandbox.restart()
+        sandbox.contexts.restart(context)
+    assert sandbox.run_code("open('kept').read()").value == "x"
+    assert sandbox.run_code("6 * 7", context=context).value == 42
+
+
 KILLS = {
     "by the code": ("import os; os.kill(-1, 9)", Outcome.ok),
     "by a limit": ("while True: pass", Outcome.timeout),

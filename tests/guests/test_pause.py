@@ -62,6 +62,17 @@ def test_a_cell_stands_still_and_then_goes_on(make_sandbox):
     assert execution.usage.wall < 3.5
 
 
+def test_a_long_pause_adds_nothing_to_the_time_that_is_left(make_sandbox):
+    sandbox = make_sandbox()
+    ended, thread = start(sandbox, "print(1)\nwhile True: pass", timeout=1)
+    sandbox.pause()
+    time.sleep(4)
+    sandbox.resume()
+    thread.join(30)
+    assert ended[0].outcome.value == "timeout"
+    assert ended[0].usage.wall < 3
+
+
 def test_the_time_out_of_a_started_program_stands_still(make_sandbox):
     sandbox = make_sandbox()
     process = sandbox.commands.start("sleep 1; echo done", timeout=2)

@@ -1,5 +1,6 @@
 """Servers in the sandbox, reached from the host: connections, forwarded ports, their ends."""
 
+import os
 import socket
 import threading
 import urllib.request
@@ -9,6 +10,7 @@ import anyio
 import pytest
 
 import census
+import setting
 from belljar import Limits
 from belljar.protocol import wire
 
@@ -36,6 +38,7 @@ asyncio.run(main())
 """
 # Sends all it has, ends its output, and then reads.
 HALF = """
+import os
 import socket
 listener = socket.create_server(("127.0.0.1", 8000))
 print("ready", flush=True)
@@ -61,6 +64,7 @@ def read_until(process, text):
         chunk = process.read()
         assert chunk is not None, f"it has ended: {seen!r}"
         seen += chunk.text
+    return seen
 
 
 def receive_all(sock):
@@ -140,6 +144,56 @@ def test_a_server_that_does_not_listen_yet_is_waited_for(sandbox):
     command = ["python3", "-c", "import time; time.sleep(0.3)\n" + ECHO]
     with sandbox.commands.start(command):
         sandbox.ports.connect(8000, timeout=PATIENCE).close()
+
+
+def test_a_server_on_the_loopback_of_ipv6_is_found(sandbox):
+    if not sandbox.files.exists("/proc/net/if_inet6") and setting.BACKEND != "native":
+        pytest.skip("this container has no IPv6")
+    program = ECHO.replace("127.0.0.1", "::1")
+    serve(sandbox, program)
+    with sandbox.ports.connect(8000) as sock:
+        sock.sendall(b"text")
+        sock.shutdown(socket.SHUT_WR)
+        assert receive_all(sock) == b"texttotal 4"
+
+
+# Accepts nothing until it is told to, and then tells how much each client has sent.
+LATE = """
+import os
+import socket
+listener = socket.create_server(("127.0.0.1", 8000), backlog=4096)
+print("ready", flush=True)
+input()
+for _ in range(3):
+    sock, _ = listener.accept()
+    total = 0
+    while data := sock.recv(65536): total += len(data)
+    print(total, flush=True)
+"""
+
+
+def test_clients_that_have_gone_hold_nothing_although_the_server_does_not_answer(sandbox):
+    process = sandbox.commands.start(["python3", "-c", LATE], stdin=True)
+    read_until(process, "ready\n")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with sandbox.ports.connect(8000) as sock:
+            sock.sendall(b"text")
+    census.wait_until(
+        lambda: len(os.listdir("/proc/self/fd")) <= before + 3, 20, "the end of the connections"
+    )
+    process.send("\n")
+    assert read_until(process, "4\n4\n4\n")
+
+
+def test_what_a_client_sent_before_it_has_gone_comes_whole(sandbox):
+    process = sandbox.commands.start(["python3", "-c", LATE], stdin=True)
+    read_until(process, "ready\n")
+    process.send("\n")
+    for _ in range(3):
+        with sandbox.ports.connect(8000) as sock:
+            sock.sendall(bytes(LARGE))
+    assert read_until(process, f"{LARGE}\n" * 3)
 
 
 def test_a_server_sees_that_a_client_has_gone(sandbox):

@@ -299,6 +299,16 @@ def test_a_program_that_has_ended_is_read_again(sandbox):
         assert again.returncode == 7
 
 
+def test_output_that_came_before_the_reader_is_counted_as_lost(sandbox):
+    process = sandbox.commands.start("seq 100000")
+    whole = process.wait(PATIENCE).stdout
+    again = sandbox.commands.connect(process.pid)
+    late = again.wait(PATIENCE)
+    assert whole.endswith(late.stdout)
+    assert again.skipped == len(whole) - len(late.stdout) > 0
+    assert late.truncated
+
+
 @pytest.mark.parametrize("pid", [1, 99_999, -1])
 def test_a_program_that_was_not_started_is_not_found(sandbox, pid):
     with pytest.raises(SandboxError, match="no such process"):
@@ -375,7 +385,8 @@ def test_a_program_goes_on_when_its_handle_is_dropped(sandbox):
 def test_leaving_its_block_kills_a_program(sandbox):
     with sandbox.commands.start("sleep 1000") as process:
         pass
-    census.wait_until(lambda: not sandbox.commands.list(), what="its end")
+    assert process.returncode == 137
+    assert sandbox.commands.list() == []
     assert sandbox.commands.connect(process.pid).wait(PATIENCE).signal == 9
 
 
@@ -421,6 +432,9 @@ def test_programs_of_a_fork_go_on_when_they_are_read(sandbox):
     loop = "while read x; do echo $x; done"
     first = sandbox.commands.start(loop, stdin=True)
     with sandbox.fork() as fork:
+        assert fork.commands.list() == []
+        with pytest.raises(SandboxError, match="no such process"):
+            fork.commands.connect(first.pid)  # it stands still while the fork has its turn
         second = fork.commands.start(loop, stdin=True)
         for n in range(3):
             first.send(f"first {n}\n")
@@ -595,6 +609,29 @@ def test_a_shell_on_a_terminal_has_job_control(sandbox):
     process.send("exit 6\n")
     process.wait(PATIENCE)
     assert process.returncode == 6
+
+
+@pytest.mark.not_gvisor("its terminals have no job control")
+@pytest.mark.parametrize("code", ["while True: pass", "import os; os._exit(1)"])
+def test_a_shell_sees_nothing_of_the_end_of_a_cell(sandbox, code):
+    shell = sandbox.commands.start(["bash", "--norc", "-i"], pty=(80, 24), env=PROMPT)
+    read_until(shell, "$ ")
+    shell.send("sleep 1000\n")
+    time.sleep(0.3)
+    context = sandbox.contexts.create()
+    assert sandbox.run_code(code, context=context, timeout=0.5).outcome is not Outcome.ok
+    time.sleep(0.2)
+    shell.send("\x03")
+    shell.send("echo next $((20 + 1))\n")
+    assert "Stopped" not in read_until(shell, "next 21")
+    shell.kill()
+
+
+def test_programs_find_the_name_of_a_terminal_that_draws(sandbox):
+    show = ["sh", "-c", "echo $TERM"]
+    assert sandbox.commands.start(show, pty=(80, 24)).wait(PATIENCE).stdout == "xterm-256color\r\n"
+    asked = sandbox.commands.start(show, pty=(80, 24), env={"TERM": "vt100"})
+    assert asked.wait(PATIENCE).stdout == "vt100\r\n"
 
 
 @KEYS

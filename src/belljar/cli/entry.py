@@ -26,6 +26,7 @@ from belljar import __version__
 from belljar.cli import exit_codes, terminal
 from belljar.errors import (
     FileError,
+    GuestLost,
     InvalidOption,
     LimitNotEnforceable,
     SandboxError,
@@ -172,6 +173,8 @@ def _report(error: SandboxError) -> int:
     print(f"belljar: {printable(text)}", file=sys.stderr)  # a message may quote the guest
     if isinstance(error, InvalidOption):
         return exit_codes.USAGE
+    if isinstance(error, GuestLost):
+        return exit_codes.LOST
     return exit_codes.FILE if isinstance(error, FileError) else exit_codes.CANNOT_RUN
 
 

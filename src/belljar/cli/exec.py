@@ -18,10 +18,13 @@ from belljar.cli import sandbox_options, transfer
 from belljar.errors import GuestLost, InvalidOption, SandboxError
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from belljar.sandbox.process import AsyncProcess
     from belljar.sandbox.sandbox import AsyncSandbox
 
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+HANG_UP = 5.0  # seconds for a program to end after the hang-up of its terminal
 _SHELL = "command -v bash >/dev/null && exec bash {0} || exec sh {0}"
 _EXAMPLES = """\
 examples:
@@ -117,7 +120,7 @@ async def _execute(
         failure: Exception | None = None
         with _raw_terminal(bool(size)):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_pass_signals, process)
+                tasks.start_soon(_pass_signals, process, tasks)
                 if not args.no_stdin:
                     tasks.start_soon(_pass_input, process)
                 try:
@@ -144,7 +147,7 @@ async def _pass_input(process: AsyncProcess) -> None:
         return  # it has ended, and the reader of its output says how; or there is no input
 
 
-async def _pass_signals(process: AsyncProcess) -> None:
+async def _pass_signals(process: AsyncProcess, tasks: TaskGroup) -> None:
     import anyio
 
     numbers = [getattr(signal, name) for name in _PASSED_ON]
@@ -157,6 +160,17 @@ async def _pass_signals(process: AsyncProcess) -> None:
                     await process.signal(number)
                 elif process.info.pty:
                     await process.resize(*_terminal_size())
+                if number == signal.SIGHUP and process.info.pty:
+                    tasks.start_soon(_kill_later, process)
+
+
+async def _kill_later(process: AsyncProcess) -> None:
+    """Its terminal has gone: one that goes on all the same would run unseen."""
+    import anyio
+
+    await anyio.sleep(HANG_UP)
+    with contextlib.suppress(GuestLost):
+        await process.kill()
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -12,13 +12,14 @@ ERROR = 1
 USAGE = 2
 CANNOT_RUN = 120
 FILE = 121
+LOST = 122
 INTERRUPTED = 130
 KILLED = 128  # plus the number of the signal
 
 _BY_OUTCOME = {
     "ok": OK,
     "error": ERROR,
-    "lost": 122,
+    "lost": LOST,
     "output_limit": 123,
     "timeout": 124,
     "out_of_memory": 125,

@@ -7,6 +7,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Set, Union
 
 DEATH_CHECKS = 200  # a millisecond apart
+KILL_ROUNDS = 4  # before all processes are stopped
 STOP_TIMEOUT = 0.5  # seconds for processes to stop
 KILL_TIMEOUT = 0.03  # before a kill: a parent in vfork() stops only when its child goes on
 
@@ -48,24 +49,30 @@ def _signal_all(number: int) -> None:
 
 
 def _kill_wanted(init: Any, others: "Set[int]", wanted: "Callable[[int], bool]") -> None:
-    """First one call stops all processes, so that none can escape by forking. What belongs to
-    `others`, or to a process that the host has started, survives."""
-    _signal_all(signal.SIGSTOP)
-    wait_until_stopped(set(), KILL_TIMEOUT)
+    """What belongs to `others`, or to a process that the host has started, survives."""
     owners = init.sessions() | others
     parked, asleep = init.branches.protected(), init.branches.asleep()
     killed: Set[int] = set()
-    while True:  # a process that was being forked at the stop appears a moment later
+
+    def kill_found() -> bool:
         found = [p for p in list_processes() if p not in parked and p not in killed and wanted(p)]
         victims = [p for p in found if not _belongs_to(p, owners)]
-        if not victims:
-            break
         for pid in victims:
             send_signal(pid, signal.SIGKILL)
         killed.update(victims)
-    for pid in list_processes():
-        if pid not in killed and pid not in asleep:
-            send_signal(pid, signal.SIGCONT)
+        return bool(victims)
+
+    # A process that was sent SIGKILL forks no more; what it forked before is found next.
+    if all(kill_found() for _ in range(KILL_ROUNDS)):
+        # They fork faster than they are killed. One call stops all processes, so that none can
+        # escape. A shell that survives sees that its children were stopped.
+        _signal_all(signal.SIGSTOP)
+        wait_until_stopped(set(), KILL_TIMEOUT)
+        while kill_found():  # one that was being forked at the stop appears a moment later
+            continue
+        for pid in list_processes():
+            if pid not in killed and pid not in asleep:
+                send_signal(pid, signal.SIGCONT)
     # They are dying. Wait until they are gone, but not for long: init serves nothing meanwhile.
     for _ in range(DEATH_CHECKS):
         if not any(is_alive(pid) for pid in killed):

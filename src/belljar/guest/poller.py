@@ -94,6 +94,13 @@ class Poller:
         return bool(ready)
 
 
+def is_readable(fd: int) -> bool:
+    """Of a pidfd: whether its process has ended."""
+    poll = select.poll()
+    poll.register(fd, READ)
+    return bool(poll.poll(0))
+
+
 class OutputReader:
     """Reads standard output and error of a cell or a command, without ever blocking.
 

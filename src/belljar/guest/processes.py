@@ -12,7 +12,7 @@ import termios
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ..protocol import wire
+from ..protocol import messages, wire
 from . import commands
 from .sources import MAX_STREAMS, Port, Reader, Source
 
@@ -31,10 +31,12 @@ _LIMITED = (
     "/bin/sh",
     "-c",
     "{ echo 1000 >/proc/$$/oom_score_adj; } 2>/dev/null; "
-    'ulimit -n "$0" && ulimit -d "$1" && shift && exec "$@"',
+    'ulimit -n "$1" && ulimit -d "$2" && shift 2 && exec "$@"',
+    "sh",
 )
 # The first terminal that the leader of a session opens becomes its controlling terminal.
 _ON_TERMINAL = ("/bin/sh", "-c", 'exec <>"$0" >&0 2>&1 && exec "$@"')
+_TERMINAL = "xterm-256color"  # what programs find in TERM, unless the caller says otherwise
 
 
 class Process(Source):
@@ -176,7 +178,7 @@ def open_stream(init: Any, frame: wire.Frame) -> None:
             source = port = Port(init, frame.request)
             port.connect(asked["port"], opened)
             return
-        source = init.processes[asked["pid"]] if "pid" in asked else start(init, asked)
+        source = find(init, asked["pid"]) if "pid" in asked else start(init, asked)
     except KeyError:
         opened("there is no such process")
     except (OSError, ValueError) as error:
@@ -190,8 +192,13 @@ def serve(init: Any, frame: wire.Frame) -> None:
     """A request about processes."""
     header = frame.header
     if header["op"] == "list":
-        found = [each.describe() for each in init.processes.values()]
-        init.send(wire.DATA, frame.request, None, json.dumps(found).encode("ascii"))
+        active = init.branches.active
+        every = [each for each in init.processes.values() if each.branch is active]
+        found = [each.describe() for each in every]
+        data = json.dumps(found).encode("ascii")
+        if len(data) > messages.MAX_TABLE:
+            data = json.dumps([{**each, "cmd": ""} for each in found]).encode("ascii")
+        init.send(wire.DATA, frame.request, None, data)
         init.send(wire.REPLY, frame.request)
         return
     process = init.processes.get(header["pid"])
@@ -207,10 +214,21 @@ def serve(init: Any, frame: wire.Frame) -> None:
     init.send(wire.REPLY, frame.request)
 
 
+def find(init: Any, pid: int) -> Process:
+    """One of the active branch: those of other forks stand still while it has its turn."""
+    process: Process = init.processes[pid]
+    if process.branch is not init.branches.active:
+        raise KeyError(pid)
+    return process
+
+
 def start(init: Any, asked: Dict[str, Any]) -> Process:
     limit, size = init.setup.get("data"), asked.get("pty")
     data = "unlimited" if limit is None else str(limit // 1024)
     words = [*_LIMITED, str(init.setup["open_files"]), data]
+    env = {**os.environ}
+    if size and env.get("TERM", "dumb") == "dumb":
+        env["TERM"] = _TERMINAL
     with contextlib.ExitStack() as undo:
         terminal: List[int] = []
         if size:
@@ -227,7 +245,7 @@ def start(init: Any, asked: Dict[str, Any]) -> Process:
                 stdout=output,
                 stderr=subprocess.STDOUT if asked.get("merge") else output,
                 cwd=asked["cwd"],
-                env={**os.environ, **(asked.get("env") or {})},
+                env={**env, **(asked.get("env") or {})},
                 start_new_session=True,
                 pass_fds=passed,
                 bufsize=0,

@@ -30,7 +30,7 @@ class Reader:
     def __init__(self, request: int, credit: int) -> None:
         self.request, self.credit = request, credit
         self.number = self.offset = 0  # the chunk that is next, and how much of it was sent
-        self.skipped = 0  # bytes that were dropped because it was too slow
+        self.skipped = 0  # bytes that were dropped: it was too slow, or came too late
         self.written = 0  # bytes of its input that the host does not know to be written
 
 
@@ -43,6 +43,7 @@ class Source:
         self._chunks: Deque[Tuple[str, bytes]] = deque()  # of the last output
         self._first = 0  # the number of the first one
         self._size = 0  # bytes that they take
+        self._dropped = 0  # bytes of all earlier ones
         self._output = OutputReader(init, {}, self._on_output)  # of nothing yet
         self._input = -1
         self._writing = False  # waits for room
@@ -70,7 +71,7 @@ class Source:
     # -- output -----------------------------------------------------------------------------
 
     def attach(self, reader: Reader) -> None:
-        reader.number = self._first
+        reader.number, reader.skipped = self._first, self._dropped
         self.readers[reader.request] = reader
         self._init.streams[reader.request] = self
         self._serve(reader)
@@ -112,6 +113,7 @@ class Source:
                     reader.skipped += size - reader.offset
                     reader.number, reader.offset = self._first + 1, 0
             self._first += 1
+            self._dropped += size
             self._size -= size + CHUNK_COST
 
     def _serve(self, reader: Reader) -> None:
@@ -210,6 +212,7 @@ class Port(Source):
         super().__init__(init)
         self._request = request
         self._connecting = False  # the server's queue is full
+        self._number = 0
         self._over = self._told = False  # the server sends no more; the host knows
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
@@ -217,7 +220,11 @@ class Port(Source):
         """Calls `opened` with what went wrong, or with None."""
         self._opened: Optional[Callable[[Optional[str]], None]] = opened
         self._init.streams[self._request] = self
-        error = self._socket.connect_ex(("127.0.0.1", number))
+        self._number = number
+        self._dial("127.0.0.1")
+
+    def _dial(self, address: str) -> None:
+        error = self._socket.connect_ex((address, self._number))
         if error == errno.EINPROGRESS:
             self._connecting = True
             self._init.selector.register(self._socket, poller.WRITE, self._on_connected)
@@ -232,6 +239,13 @@ class Port(Source):
         self._begin(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def _begin(self, error: int) -> None:
+        if error == errno.ECONNREFUSED and self._socket.family == socket.AF_INET:
+            # A server may listen on the loopback of IPv6 alone.
+            with contextlib.suppress(OSError):  # there is no IPv6, or no descriptor
+                other = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                self._socket.close()
+                self._socket = other
+                return self._dial("::1")
         message = os.strerror(error) if error else None
         if not error:
             fds: List[int] = []

@@ -327,7 +327,7 @@ class WorkerSource:
                 self._ahead = self._forked = None
             self._workers[pidfd] = pid, number
             self._poll.register(pidfd, select.POLLIN)
-            if not asked or not self._has_ended(pidfd):
+            if not asked or not poller.is_readable(pidfd):
                 return ours, pid, pidfd
             # It ended while it waited: the caller gets another one.
             ours.close()
@@ -342,15 +342,16 @@ class WorkerSource:
                 self._ahead.sendall(_WARM_UP)
 
     def find_waiting(self) -> int:
-        """The pid of the worker that waits for its use; 0 if there is none."""
+        """The pid of the worker that waits for its use; 0 if there is none, or it has ended."""
         if self._ahead is None:
             return 0
         try:
-            return self._wait_for_fork()[1]
+            pidfd, pid, _ = self._wait_for_fork()
         except OSError:
             self._ahead.close()
             self._ahead = None
             return 0
+        return 0 if poller.is_readable(pidfd) else pid
 
     def _ask(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -372,14 +373,17 @@ class WorkerSource:
             raise error
         return self._forked
 
+    def signal(self, pid: int, number: int) -> None:
+        """Have a worker signalled that is not confined yet: init may not do so itself."""
+        for found, which in self._workers.values():
+            if found == pid:
+                self._socket.send(SIGNAL.pack(which, number))
+
     def take_ended(self) -> "Iterator[Tuple[int, int, int]]":
         """Descriptor, pid and exit status of workers that have ended since the last call. The
         caller closes the descriptor."""
         for pidfd, _ in self._poll.poll(0) if self._workers else ():
             yield pidfd, *self._forget(pidfd)
-
-    def _has_ended(self, pidfd: int) -> bool:
-        return any(found == pidfd for found, _ in self._poll.poll(0))
 
     def _forget(self, pidfd: int) -> "Tuple[int, int]":
         """A worker that has ended: its pid and exit status."""

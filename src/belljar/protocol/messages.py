@@ -22,6 +22,7 @@ MAX_LIST = 10_000  # entries of a directory that is listed
 LIST_PAGE = 500  # entries of one answer to `list`
 SCAN_PAGE = 2000  # entries of one answer to `scan`
 MAX_WATCHED = 2000  # entries of a directory that is watched
+MAX_TABLE = 2 * 1024 * 1024  # bytes of JSON that describe processes
 MAX_NAMES = 100_000  # entries of a directory that is scanned
 MAX_PART = 4 * 1024 * 1024  # bytes of one answer to `gather`
 MAX_ROWS = 500  # rows of one request about a tree

@@ -305,14 +305,15 @@ class Channel:
                 return await work()
             if (seconds := await self.wait_for_resume(paused)) <= 0:
                 return None
-            paused += seconds
+            paused = self.seconds_paused
 
     async def wait_for_resume(self, paused: float) -> float:
-        """Called when a time is up: how many seconds of it the guest was paused. `paused`:
-        `seconds_paused` when the time began."""
+        """Called when a time is up: how many seconds of it the guest was paused, when it is not
+        paused any more. `paused`: `seconds_paused` when the time began."""
+        seconds = self.seconds_paused - paused
         if self.pauses is not None:
             await self.pauses.wait_end()
-        return self.seconds_paused - paused
+        return seconds
 
     async def _answer(self, exchange: Exchange, data: bytearray) -> dict[str, object]:
         """Add what comes to `data`, until the answer itself comes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from belljar.sandbox.streams import Stream
 
 PATIENCE = 10.0  # seconds for a server to accept a connection
 RETRY = 0.05  # seconds between attempts to reach a server that does not listen yet
+HALF_CLOSED = 60.0  # seconds without a byte, after the client has ended its half
 MAX_CONNECTIONS = 256  # of one forwarded port, at once
 REFUSED = "Connection refused"  # as init says it
 
@@ -48,6 +51,10 @@ class Connection(ByteStream):
 
     async def send_eof(self) -> None:
         await self._stream.end_input()
+
+    async def drain(self) -> None:
+        """Wait until the server's socket has taken all that was sent."""
+        await self._stream.drain()
 
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -85,6 +92,13 @@ class _Local(ByteStream):
     async def send_eof(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
+    def hung_up(self) -> bool:
+        """True if the other end is known to be closed. (Of TCP this is not known: it may have ended
+        its half alone.)"""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
+
     async def aclose(self) -> None:
         self._socket.close()
 
@@ -105,6 +119,12 @@ class Forward(str):
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -148,20 +168,34 @@ class _Forwarding:
                 self._slots.release()
 
 
-async def relay(one: ByteStream, other: ByteStream) -> None:
-    """Pass bytes on in both directions, until both have ended or one has failed."""
+async def relay(client: _Local, server: Connection) -> None:
+    """Pass bytes on in both directions, until both have ended or one has failed. A client that has
+    ended its half may have gone: the server is then waited for only while it sends."""
+    patience = anyio.CancelScope()
 
     async def copy(source: ByteStream, target: ByteStream) -> None:
         try:
             async for data in source:
                 await target.send(data)
+                if patience.deadline != math.inf:
+                    patience.deadline = anyio.current_time() + HALF_CLOSED
             await target.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, SandboxError):
             tasks.cancel_scope.cancel()
 
+    async def copy_out() -> None:
+        await copy(client, server)
+        patience.deadline = anyio.current_time() + HALF_CLOSED
+        if client.hung_up():
+            await server.drain()
+            patience.cancel()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(copy, one, other)
-        await copy(other, one)
+        tasks.start_soon(copy_out)
+        with patience:
+            await copy(server, client)
+        if patience.cancelled_caught:
+            tasks.cancel_scope.cancel()
 
 
 @suggests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal as signals
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import anyio
 
 from belljar.errors import GuestLost, InvalidOption, ProtocolError, SandboxError, suggests
-from belljar.protocol import wire
+from belljar.protocol import messages, wire
 from belljar.results.execution import CommandResult, Outcome, Usage
 from belljar.sandbox import options
 from belljar.sandbox.guest_session import GuestSession
@@ -24,6 +25,7 @@ from belljar.sandbox.streams import Stream
 MAX_SIZE = 1000  # columns or rows of a terminal
 MAX_NAME = 200  # characters
 SHOWN = 1000  # characters of a command that `list` tells
+DEATH = 5.0  # seconds for a killed program to end
 
 
 class Chunk(NamedTuple):
@@ -90,8 +92,9 @@ class AsyncProcess:
     async def __aexit__(self, *exception: object) -> None:
         """Kill it if it still runs."""
         with anyio.CancelScope(shield=True):
-            if self._stream.end is None and self._session.alive:
-                await self.kill()
+            if self._stream.end is None and self._session.alive and await self.kill():
+                with anyio.move_on_after(DEATH), contextlib.suppress(GuestLost):
+                    await self.wait()  # so that `returncode` is known
             await self.detach()
 
     @property
@@ -103,7 +106,7 @@ class AsyncProcess:
 
     @property
     def skipped(self) -> int:
-        """Bytes of output that this reader lost, because another one was faster."""
+        """Bytes of output that this reader lost, because it came later, or another was faster."""
         return self._stream.skipped
 
     # -- output -----------------------------------------------------------------------------
@@ -255,7 +258,7 @@ async def open_process(
 async def list_processes(session: GuestSession, *, ended: bool) -> list[ProcessInfo]:
     _, data = await session.channel.call(wire.PROCESS, {"op": "list"})
     try:
-        found = json.loads(data)
+        found = json.loads(data) if len(data) <= messages.MAX_TABLE else None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):

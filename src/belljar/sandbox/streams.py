@@ -59,6 +59,11 @@ class Input:
         """Bytes that may be sent in the next frame; 0 or less: none."""
         return min(self._credit - wire.STREAM_COST, wire.CHUNK)
 
+    @property
+    def taken(self) -> bool:
+        """True if the guest has taken all that was sent."""
+        return self._credit == wire.WINDOW
+
     def grant(self, frame: wire.Frame) -> None:
         size = frame.header.get("size")
         if type(size) is not int or not 0 < size <= wire.WINDOW - self._credit:
@@ -156,6 +161,11 @@ class Stream:
                     part = self._input.cut(view)
                     await self._send(wire.STREAM, None, bytes(part))
                     view = view[len(part) :]
+
+    async def drain(self) -> None:
+        """Wait until the other end has taken all that was sent."""
+        async with self._session.streaming():
+            await self._until(lambda: self._input.taken or self.end is not None)
 
     async def end_input(self) -> None:
         if self.end is None:

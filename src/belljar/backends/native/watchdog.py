@@ -18,7 +18,8 @@ from belljar.errors import SandboxError
 
 _TICK = os.sysconf("SC_CLK_TCK")
 STOP_TIMEOUT = 5.0  # seconds
-MOST_AWAKE = 5  # looks that find a process which went on
+MOST_AWAKE = 5  # looks that find a guest which went on
+AWAKE_TIME = 0.002  # seconds of processor time between two looks
 
 
 class Watchdog:
@@ -127,7 +128,7 @@ class Stopped:
     ) -> None:
         self._find, self._send = find, send
         self._by_us: list[int] = []  # parents first: none sees that its child was stopped
-        self._awake = 0  # looks that found a process which had gone on
+        self._awake = 0  # looks that found that it had gone on
         self.stopped = False  # no more looks
         seen: set[int] = set()
         # One that was sent the signal makes no more processes; those it made before are found.
@@ -137,22 +138,28 @@ class Stopped:
             self._by_us += new
             send(new, signal.SIGSTOP)
         until = time.monotonic() + STOP_TIMEOUT
-        while not all(map(_is_stopped, find())):
+        while awake := [pid for pid in find() if not _is_stopped(pid)]:
             if time.monotonic() > until:
                 self.go_on()
                 raise SandboxError("the processes of the guest do not stop")
+            send(awake, signal.SIGSTOP)  # again: a timer of the code may have sent SIGCONT
             time.sleep(0.002)
+        self._cpu = sum(map(_cpu, find()))
 
     def look(self) -> None:
         """Called by the runtime's thread."""
-        awake = [pid for pid in self._find() if not _is_stopped(pid)]
-        if not awake or self.stopped:
+        found = self._find()
+        awake = [pid for pid in found if not _is_stopped(pid)]
+        # Code that knows when it is looked at may be stopped just then: its time tells.
+        cpu = sum(map(_cpu, found))
+        ran, self._cpu = cpu - self._cpu > AWAKE_TIME, cpu
+        if self.stopped or not (awake or ran):
             return
         self._awake += 1
         number = signal.SIGSTOP
         if self._awake > MOST_AWAKE:
             self.stopped, number = True, signal.SIGKILL
-        self._send(self._find() if self.stopped else awake, number)
+        self._send(found if self.stopped else awake, number)
 
     def go_on(self) -> None:
         self.stopped = True
