@@ -108,6 +108,15 @@ def test_it_takes_the_place_of_a_shell_for_other_tools(belljar: Cli) -> None:
     assert done.stdout.startswith(b"42 from"), done.stderr
 
 
+def test_a_program_ends_after_its_terminal_has_gone(belljar: Cli) -> None:
+    """Also one that ignores it."""
+    program = "trap '' HUP; echo re''ady; while :; do sleep 0.1; done"
+    with belljar.terminal(*PYTHON, "--", "sh", "-c", program) as screen:
+        screen.read_until("ready")
+        screen.process.send_signal(signal.SIGHUP)
+        assert screen.process.wait(30) == 137
+
+
 @pytest.mark.not_gvisor("its terminals do not turn Ctrl-C into a signal")
 def test_a_shell_has_a_terminal_with_job_control(belljar: Cli) -> None:
     with belljar.terminal("shell", "-e", "python") as screen:

@@ -90,6 +90,20 @@ def test_nothing_is_said_of_networks_where_there_is_one_or_a_server_refused():
     assert notes("ConnectionRefusedError", "[Errno 111] Connection refused") == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "limit", "option"),
+    [
+        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "5", "processes"),
+        ("RuntimeError", "can't start new thread", "5", "processes"),
+        ("OSError", "[Errno 24] Too many open files: 'x'", "40", "open_files"),
+    ],
+)
+def test_a_count_that_is_used_up_names_its_limit(name, value, limit, option):
+    (note,) = notes(name, value, limits=Limits(processes=5, open_files=40))
+    assert limit in note
+    assert f"Limits({option}=...)" in note
+
+
 def test_a_full_workspace_names_its_size_and_the_options():
     limits = Limits(workspace="1m")
     (note,) = notes("OSError", "[Errno 28] No space left on device", limits=limits)

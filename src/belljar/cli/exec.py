@@ -142,9 +142,15 @@ async def _pass_input(process: AsyncProcess) -> None:
     try:
         while data := await anyio.to_thread.run_sync(os.read, 0, 65536, abandon_on_cancel=True):
             await process.send(data)
-        await process.close_stdin()
-    except (SandboxError, OSError):
-        return  # it has ended, and the reader of its output says how; or there is no input
+        if not (process.info.pty and os.isatty(0)):
+            await process.close_stdin()
+            return
+    except SandboxError:
+        return  # it has ended, and the reader of its output says how
+    except OSError:
+        if not process.info.pty:
+            return  # there is no input
+    await _hang_up(process)
 
 
 async def _pass_signals(process: AsyncProcess, tasks: TaskGroup) -> None:
@@ -156,20 +162,21 @@ async def _pass_signals(process: AsyncProcess, tasks: TaskGroup) -> None:
     with anyio.open_signal_receiver(*heard, signal.SIGWINCH) as received:
         async for number in received:
             with contextlib.suppress(GuestLost):
-                if number != signal.SIGWINCH:
+                if number == signal.SIGHUP and process.info.pty:
+                    tasks.start_soon(_hang_up, process)
+                elif number != signal.SIGWINCH:
                     await process.signal(number)
                 elif process.info.pty:
                     await process.resize(*_terminal_size())
-                if number == signal.SIGHUP and process.info.pty:
-                    tasks.start_soon(_kill_later, process)
 
 
-async def _kill_later(process: AsyncProcess) -> None:
-    """Its terminal has gone: one that goes on all the same would run unseen."""
+async def _hang_up(process: AsyncProcess) -> None:
+    """Its terminal has gone. A program that ignores that would go on unseen."""
     import anyio
 
-    await anyio.sleep(HANG_UP)
     with contextlib.suppress(GuestLost):
+        await process.signal(signal.SIGHUP)
+        await anyio.sleep(HANG_UP)
         await process.kill()
 
 

@@ -76,6 +76,7 @@ _NETWORK_WORDS = (
     *("Name or service not known", "Failed to resolve", "nodename nor servname"),
 )
 # Errno 27 is what one file gets; sqlite and numpy have words of their own.
+_PROCESS_WORDS = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
 _FULL_WORDS = ("[Errno 27]", "No space left on device", "disk is full", "Not enough free space")
 
 
@@ -115,6 +116,16 @@ def _notes_of_error(error: ErrorInfo, options: Options) -> Iterator[str]:
             f"room for files is limited: {options.workdir} holds {format_size(limits.workspace)}, "
             f"/tmp {format_size(limits.tmp)}; allow more with Limits(workspace=..., tmp=...) "
             "(command line: --workspace-size SIZE, --tmp SIZE)"
+        )
+    elif any(word in error.value for word in _PROCESS_WORDS):
+        yield (
+            f"{options.limits.processes} processes and threads may be alive at once: end some, or "
+            "allow more with Limits(processes=...) (command line: --processes TASKS)"
+        )
+    elif "[Errno 24]" in error.value:
+        yield (
+            f"a process may have {options.limits.open_files} open files: close some, or allow more "
+            "with Limits(open_files=...) (command line: --open-files FILES)"
         )
     elif options.network == "none" and _is_network_error(error):
         yield (

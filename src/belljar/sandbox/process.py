@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import signal as signals
@@ -251,7 +252,11 @@ async def open_process(
     about = await stream.open(asked)
     if "error" in about:
         what = f"process {asked['pid']}" if "pid" in asked else "the program could not be started"
-        raise SandboxError(f"{what}: {str(about['error'])[:1000]}")
+        why, hint = str(about["error"])[:1000], None
+        if f"[Errno {errno.EAGAIN}]" in why:
+            most = lifecycle.limits.processes
+            hint = f"{most} processes and threads may be alive at once: Limits(processes=...)"
+        raise SandboxError(f"{what}: {why}", hint=hint)
     return AsyncProcess(lifecycle, stream, about)
 
 
