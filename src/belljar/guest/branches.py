@@ -345,14 +345,11 @@ class Branches:
 
     def protected(self) -> "set[int]":
         """Processes that do not belong to the active branch, and survive its end."""
-        pids = {worker.pid for worker in self._parked() if worker.pid}
-        pids.update(self.asleep())
+        pids = self.asleep() | {worker.pid for worker in self._parked() if worker.pid}
         if self.store is not None:
             pids.update(self.store.children)
         source = self._init.setup.get("source")
-        if source is not None and (waiting := source.find_waiting()):
-            pids.add(waiting)
-        return pids
+        return pids | source.find_waiting() if source else pids
 
     def asleep(self) -> "set[int]":
         """Processes of branches that are not active: they stay stopped."""

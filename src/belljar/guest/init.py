@@ -363,15 +363,6 @@ class Init:
             process.on_exit(status)
 
 
-def close_descriptors(keep: "set[int]") -> None:
-    """Close all others; the process that forks workers may have thousands."""
-    first = 0
-    for fd in (*sorted(keep), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        if first < fd:  # Python 3.11 closes everything for (0, 0)
-            os.closerange(first, fd)
-        first = fd + 1
-
-
 def drain(pipe: int) -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(pipe, 4096)

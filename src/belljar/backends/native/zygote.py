@@ -19,8 +19,8 @@ import sys
 import traceback
 from typing import Any, Dict, List, NoReturn
 
-from ...guest import init
-from ...guest.worker_process import WorkerSource
+from ...guest import fork_state, init
+from ...guest.worker_source import WorkerSource
 from ...protocol import wire
 from ..linux import syscalls as sys_
 from . import confine, preloader, shared_pages
@@ -101,7 +101,7 @@ def _become_init(
             raise confine.StepFailed("fork", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         births, variables, *join = fds[1:]
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        init.close_descriptors({0, 1, 2, *fds, link.fileno()})
+        fork_state.close_descriptors({0, 1, 2, *fds, link.fileno()})
         os.setsid()
         os.umask(0o022)
         # First: while this process makes the namespaces, the preloader forks the worker.
