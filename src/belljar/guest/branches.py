@@ -1,9 +1,8 @@
 """Checkpoints and branches: parked interpreters, and the workspaces that belong to them.
 
-A parked worker is a fork of the worker that runs cells, and waits at its own socket. The worker of
-a checkpoint never runs a cell: to go back to the checkpoint, init has it forked again. The worker
-of a branch runs cells when init switches to that branch. Only one branch is active; the processes
-of the others are stopped.
+A parked worker is a fork of the worker that runs cells. That of a checkpoint never runs a cell: to
+go back to the checkpoint, init has it forked again. That of a branch runs cells when init switches
+to the branch. Only one branch is active; the processes of the others are stopped.
 """
 
 import errno
@@ -13,7 +12,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..protocol import wire
 from . import archive_store, commands
-from .worker_process import Branch, Checkpoint, Copy, WorkerProcess
+from .roles import Branch, Checkpoint, Copy
+from .worker_process import WorkerProcess
 from .workspace_store import CURRENT
 
 MAX_MISSING = 20

@@ -14,7 +14,8 @@ from ..protocol import messages, wire
 from ..protocol.buffers import close_all
 from . import commands, file_requests
 from .poller import OutputReader
-from .worker_process import Branch, WorkerProcess
+from .roles import Branch
+from .worker_process import WorkerProcess
 
 MAX_STALE = 8  # earlier cells whose pipes are still held open by what they left behind
 MAX_BACKGROUND = 64 * 1024

@@ -1,7 +1,6 @@
 """What a fork of the worker changes so that it can run cells apart from the original."""
 
 import os
-import resource
 import stat as modes
 import sys
 import threading
@@ -174,15 +173,6 @@ def wait_for_init(middle: int) -> None:
         pause = min(2 * pause, 0.005)
     if os.getppid() != 1:
         raise ChildProcessError("init is not the parent")
-
-
-def close_descriptors(keep: "set[int]") -> None:
-    """Close all others; the process that forks workers may have thousands."""
-    first = 0
-    for fd in (*sorted(keep), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        if first < fd:  # Python 3.11 closes everything for (0, 0)
-            os.closerange(first, fd)
-        first = fd + 1
 
 
 def redirect_to_null(streams: "Tuple[int, ...]" = (1, 2)) -> None:

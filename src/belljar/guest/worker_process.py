@@ -1,24 +1,34 @@
-"""Init's side of a worker: starts the process, and exchanges frames with it over a socket. At the
-end, the roles that a worker can have: branch, checkpoint, copy.
+"""Init's side of a worker: starts the process, and exchanges frames with it over a socket.
 
 The code in the worker can forge what comes over the socket. Whether the process has died, and how,
 init learns from the kernel alone.
 """
 
+import array
+import contextlib
 import errno
 import os
 import resource
+import select
 import signal
 import site
 import socket
 import struct
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set, Tuple, Union
 
 from ..protocol import messages, wire
-from ..protocol.buffers import Inbox, Outbox, check_shared, close_all
+from ..protocol.buffers import Inbox, Outbox
 from . import commands, fork_state, poller, worker
-from .workspace_store import CURRENT
+
+FORK = b"fork"
+GO = b"\1"  # the first byte on the socket of a worker: init is confined
+FORKED, FAILED, ENDED = range(3)
+_REPORT = struct.Struct("<BIi")  # one of these; number of the worker; errno or exit status
+SIGNAL = struct.Struct("<Ii")  # number of the worker; of the signal
+_CREDENTIALS = struct.Struct("iII")
+_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
+# A cell for a worker that waits: the first one copies many pages. What it says is dropped.
+_WARM_UP = wire.pack(wire.CELL, 0, {"count": 0, "fds": 0, "pipes": 0}, b"None")
 
 OnFrame = Callable[["WorkerProcess", wire.Frame, List[int]], None]
 
@@ -177,7 +187,8 @@ class WorkerProcess:
             self._reader.feed(data)
             for frame in self._reader.frames():
                 shared = "shared" in frame.header
-                self._on_frame(self, frame, self._take_shared(frame) if shared else [])
+                fds = [self._inbox.take_shared(frame.header["shared"])] if shared else []
+                self._on_frame(self, frame, fds)
         except BlockingIOError:
             return
         except (ConnectionError, wire.WireError):
@@ -194,26 +205,15 @@ class WorkerProcess:
 
     def _receive_first(self, control: socket.socket) -> bytes:
         """The first message of a forked worker, with its pid; b"" if it is not init's child."""
-        data, ancillary, _, _ = control.recvmsg(wire.CHUNK, socket.CMSG_SPACE(12))
+        data, ancillary, _, _ = control.recvmsg(wire.CHUNK, socket.CMSG_SPACE(_CREDENTIALS.size))
         for level, kind, body in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                pid = struct.unpack("iII", body[:12])[0]
+                pid = _CREDENTIALS.unpack(body[: _CREDENTIALS.size])[0]
                 # Init must be the process that learns of its death.
                 if commands.read_parent(pid) == os.getpid():
                     self.pid = pid
         control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         return data if self.pid else b""
-
-    def _take_shared(self, frame: wire.Frame) -> List[int]:
-        """The descriptor of a value. Init passes on only sealed memory: closing another object,
-        such as a socket that lingers, may block."""
-        fd = self._inbox.take()
-        try:
-            check_shared(fd, frame.header["shared"])
-        except wire.WireError:
-            close_all([fd])
-            raise
-        return [fd]
 
 
 def become_worker(
@@ -234,10 +234,8 @@ def become_worker(
         # so that the code cannot use up what init needs.
         os.closerange(fork_state.CONTROL + 1, messages.MAX_FILES)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = (
-            messages.MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, messages.MAX_FILES)
-        )
-        limit = min(setup["open_files"], most)
+        most = [setup["open_files"], messages.MAX_FILES, hard]
+        limit = min(each for each in most if each != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         data = setup.get("data")
         if data is not None:
@@ -253,42 +251,146 @@ def become_worker(
         os._exit(1)
 
 
-# -- roles of a worker ------------------------------------------------------------------------
+# -- forked by another process ----------------------------------------------------------------
+#
+# Natively, a process outside of the sandbox forks the workers, and is their parent. It tells init
+# how they end: what it says is from the kernel.
 
 
-@dataclass(eq=False)
-class Branch:
-    worker: WorkerProcess
-    files: str = CURRENT  # the name of its workspace in the store while it is not active
-    functions: List[Any] = field(default_factory=list)  # host functions
-    state_lost: bool = False  # variables were lost since the last cell
-    asleep: bool = False  # its worker has run no cell since it was parked
-    # Stopped processes with their start times, because pids are used again.
-    stopped: Dict[int, int] = field(default_factory=dict)
-    released: bool = False
+def report(
+    sock: socket.socket, kind: int, number: int, value: int, pid: int = 0, pidfd: int = -1
+) -> None:
+    """Tell init; the kernel translates the pid. One that is gone or does not read is not told."""
+    ancillary: List[Tuple[int, int, Any]] = []
+    if pid:
+        ancillary = [
+            (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(pid, 0, 0)),
+            (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd])),
+        ]
+    with contextlib.suppress(OSError):
+        sock.sendmsg([_REPORT.pack(kind, number, value)], ancillary, socket.MSG_DONTWAIT)
 
 
-@dataclass(eq=False)
-class Checkpoint:
-    worker: WorkerProcess
-    files: str
+class WorkerSource:
+    def __init__(self, link: socket.socket, request: bytes, fds: List[int]) -> None:
+        """Ask for the first worker. `link` leads to the process that forks; `fds` is what workers
+        of this guest need."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._workers: Dict[int, Tuple[int, int]] = {}  # pidfd -> pid and number
+        self._ended: Dict[int, int] = {}  # number -> exit status
+        self._poll = select.poll()
+        # Our end of the socket of a worker that was asked for ahead of its use.
+        self._ahead: Optional[socket.socket]
+        self._forked: "Union[Tuple[int, int, int], OSError, None]" = None  # what was said of it
+        self._ahead, control = socket.socketpair()
+        self._confined = False  # init; before that no worker is
+        socket.send_fds(link, [request], [control.fileno(), theirs.fileno(), *fds])
+        for each in (control, theirs):
+            each.close()
 
+    def start(self) -> "Tuple[socket.socket, int, int]":
+        """Our end of the socket of a new worker, its pid, and a descriptor that becomes readable
+        when it has ended. Waits until the worker is forked."""
+        while True:
+            asked = self._ahead is not None
+            if not asked:
+                self._ahead = self._ask()
+            ours = self._ahead
+            assert ours is not None
+            try:
+                pidfd, pid, number = self._wait_for_fork()
+                if not self._confined:
+                    self._confined = True
+                    with contextlib.suppress(OSError):  # it has ended already
+                        ours.sendall(GO)
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                self._ahead = self._forked = None
+            self._workers[pidfd] = pid, number
+            self._poll.register(pidfd, select.POLLIN)
+            if not asked or not poller.is_readable(pidfd):
+                return ours, pid, pidfd
+            # It ended while it waited: the caller gets another one.
+            ours.close()
+            self._forget(pidfd)
+            os.close(pidfd)
 
-@dataclass(eq=False)
-class Copy:
-    """An interpreter and a workspace that are being copied: done when all three parts are."""
+    def prepare(self) -> None:
+        """Ask for the next worker ahead of its use, without waiting for it."""
+        if self._ahead is None:
+            with contextlib.suppress(OSError):  # `start` will say what is missing
+                self._ahead = self._ask()
+                self._ahead.sendall(_WARM_UP)
 
-    worker: WorkerProcess
-    parent: WorkerProcess
-    then: "Optional[Callable[[Copy], None]]"
-    files: str = ""
-    missing: List[str] = field(default_factory=list)
-    error: str = ""
-    waits: "set[str]" = field(default_factory=lambda: {"forked", "ready", "files"})
+    def find_waiting(self) -> "Set[int]":
+        """The pid of the worker that waits for its use, if there is one that lives."""
+        if self._ahead is None:
+            return set()
+        try:
+            pidfd, pid, _ = self._wait_for_fork()
+        except OSError:
+            self._ahead.close()
+            self._ahead = None
+            return set()
+        return set() if poller.is_readable(pidfd) else {pid}
 
-    def done(self, *parts: str, error: str = "") -> None:
-        self.error = self.error or error
-        self.waits.difference_update(parts)
-        if not self.waits and self.then is not None:
-            then, self.then = self.then, None
-            then(self)
+    def _ask(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                ours.sendall(GO)
+                socket.send_fds(self._socket, [FORK], [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def _wait_for_fork(self) -> "Tuple[int, int, int]":
+        """Of the worker that was asked for: pidfd, pid and number."""
+        while self._forked is None:
+            self._receive()
+        if not isinstance(self._forked, tuple):
+            error, self._forked = self._forked, None
+            raise error
+        return self._forked
+
+    def signal(self, pid: int, number: int) -> None:
+        """Have a worker signalled that is not confined yet: init may not do so itself."""
+        for found, which in self._workers.values():
+            if found == pid:
+                self._socket.send(SIGNAL.pack(which, number))
+
+    def take_ended(self) -> "Iterator[Tuple[int, int, int]]":
+        """Descriptor, pid and exit status of workers that have ended since the last call. The
+        caller closes the descriptor."""
+        for pidfd, _ in self._poll.poll(0) if self._workers else ():
+            yield pidfd, *self._forget(pidfd)
+
+    def _forget(self, pidfd: int) -> "Tuple[int, int]":
+        """A worker that has ended: its pid and exit status."""
+        self._poll.unregister(pidfd)
+        pid, number = self._workers.pop(pidfd)
+        while number not in self._ended:
+            self._receive()
+        return pid, self._ended.pop(number)
+
+    def _receive(self) -> None:
+        data, ancillary, _, _ = self._socket.recvmsg(64, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(0)  # the parent of the workers is gone, and all guests go with it
+        kind, number, value = _REPORT.unpack(data)
+        pid, pidfd = 0, -1
+        for _, found, body in ancillary:
+            if found == socket.SCM_CREDENTIALS:
+                pid = _CREDENTIALS.unpack(body[: _CREDENTIALS.size])[0]
+            else:
+                pidfd = struct.unpack("i", body[:4])[0]
+        if kind == ENDED:
+            self._ended[number] = value
+        elif kind == FAILED or pidfd < 0:  # without a number for its descriptor
+            self._forked = OSError(value, os.strerror(value))
+        else:
+            self._forked = pidfd, pid, number

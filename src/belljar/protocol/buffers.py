@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import stat
 import struct
@@ -112,6 +113,17 @@ class Inbox:
             raise wire.WireError("the descriptor that a frame names did not come")
         return self._fds.popleft()
 
+    def take_shared(self, size: int) -> int:
+        """Sealed memory with a value of that size. Init passes on nothing else: closing another
+        object, such as a socket that lingers, may block."""
+        fd = self.take()
+        try:
+            check_shared(fd, size)
+        except wire.WireError:
+            close(fd)
+            raise
+        return fd
+
     def take_some(self, most: int) -> List[int]:
         """Up to `most`: the kernel drops descriptors when this process has no number left."""
         return [self._fds.popleft() for _ in range(min(most, len(self._fds)))]
@@ -119,6 +131,15 @@ class Inbox:
     def clear(self) -> None:
         close_all(self._fds)
         self._fds.clear()
+
+
+def close_others(keep: "set[int]") -> None:
+    """Close all others; the process that forks workers may have thousands."""
+    first = 0
+    for fd in (*sorted(keep), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        if first < fd:  # Python 3.11 closes everything for (0, 0)
+            os.closerange(first, fd)
+        first = fd + 1
 
 
 def close_all(fds: "Iterable[int]") -> None:

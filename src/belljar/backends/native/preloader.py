@@ -18,10 +18,10 @@ import time
 import traceback
 from typing import Any, Dict, List, NoReturn, Tuple
 
-from ...guest import fork_state, init, worker_process, worker_source
+from ...guest import fork_state, init, worker_process
 from ...guest.poller import READ, Poller
 from ...guest.worker import Worker
-from ...protocol.buffers import close_all
+from ...protocol.buffers import close_all, close_others
 from ..linux import syscalls as sys_
 from . import confine, shared_pages
 
@@ -141,12 +141,12 @@ class Preloader:
             data, fds, _, _ = socket.recv_fds(guest.socket, 16, 1)
         except OSError:
             data, fds = b"", []
-        if data == worker_source.FORK:
+        if data == worker_process.FORK:
             self._fork(guest, fds[0] if fds else -1)
             return
         close_all(fds)
-        if len(data) == worker_source.SIGNAL.size:
-            worker, number = worker_source.SIGNAL.unpack(data)
+        if len(data) == worker_process.SIGNAL.size:
+            worker, number = worker_process.SIGNAL.unpack(data)
             if number in SIGNALS:
                 for pid, owner, found in self._workers.values():
                     if owner is guest and found == worker:
@@ -158,7 +158,7 @@ class Preloader:
 
     def _fork(self, guest: Guest, control: int) -> None:
         if not guest.may_fork():
-            worker_source.report(guest.socket, worker_source.FAILED, 0, errno.EAGAIN)
+            worker_process.report(guest.socket, worker_process.FAILED, 0, errno.EAGAIN)
             close_all([control] if control >= 0 else [])
             return
         pid = 0
@@ -186,9 +186,9 @@ class Preloader:
             said = failure("fork", error)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guest.births)) as births:
                 births.send(said, socket.MSG_DONTWAIT)
-            worker_source.report(guest.socket, worker_source.FAILED, 0, error.errno or 0)
+            worker_process.report(guest.socket, worker_process.FAILED, 0, error.errno or 0)
         else:
-            worker_source.report(guest.socket, worker_source.FORKED, self._last, 0, pid, pidfd)
+            worker_process.report(guest.socket, worker_process.FORKED, self._last, 0, pid, pidfd)
         finally:
             close_all([control] if control >= 0 else [])
             with contextlib.suppress(OSError):  # it only keeps a namespace longer
@@ -201,16 +201,16 @@ class Preloader:
         _, status = os.waitpid(pid, 0)
         guest.workers -= 1
         if guest.fds:
-            worker_source.report(guest.socket, worker_source.ENDED, number, status)
+            worker_process.report(guest.socket, worker_process.ENDED, number, status)
 
     def _become_worker(self, guest: Guest, control: int) -> NoReturn:
         births = socket.socket(fileno=guest.births)
         try:
             signal.set_wakeup_fd(-1)
-            fork_state.close_descriptors({0, 1, 2, control, *guest.fds})
+            close_others({0, 1, 2, control, *guest.fds})
             os.umask(0o022)
             sock = socket.socket(fileno=control)
-            if sock.recv(1) != worker_source.GO:  # sent when init is confined
+            if sock.recv(1) != worker_process.GO:  # sent when init is confined
                 os._exit(0)
             spec = confine.specification(self._config, guest.request)
             facts = confine.confine_worker(spec, guest.init, guest.join)

@@ -19,9 +19,10 @@ import sys
 import traceback
 from typing import Any, Dict, List, NoReturn
 
-from ...guest import fork_state, init
-from ...guest.worker_source import WorkerSource
+from ...guest import init
+from ...guest.worker_process import WorkerSource
 from ...protocol import wire
+from ...protocol.buffers import close_others
 from ..linux import syscalls as sys_
 from . import confine, preloader, shared_pages
 
@@ -101,7 +102,7 @@ def _become_init(
             raise confine.StepFailed("fork", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         births, variables, *join = fds[1:]
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        fork_state.close_descriptors({0, 1, 2, *fds, link.fileno()})
+        close_others({0, 1, 2, *fds, link.fileno()})
         os.setsid()
         os.umask(0o022)
         # First: while this process makes the namespaces, the preloader forks the worker.
