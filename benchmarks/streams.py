@@ -1,4 +1,5 @@
 """Streams: how fast a program's output comes, what one that is not read costs others, a terminal.
+Contexts: what a new one costs, measured against a new sandbox.
 
 `scripts/bench streams` runs it, natively. One process, one machine. Two processors are the least:
 program, init and reader work at the same time.
@@ -24,6 +25,7 @@ LIMITS = {"memory": "2g", "processes": 400, "timeout": 300}
 WRITE = "dd if=/dev/zero bs=64k count={count} status=none"
 STEADY = "cat /dev/zero"  # without an end
 STREAMS = 100
+CONTEXTS = 25
 ECHOES = 200
 
 
@@ -83,6 +85,23 @@ async def many(seconds: float, *, unread: int) -> dict[str, float]:
     }
 
 
+def context(environment: str) -> tuple[float, float]:
+    """Seconds to the first value of a new sandbox, and of a new context: alternately."""
+    sandboxes, contexts = [], []
+    with Sandbox(environment=environment) as sandbox:
+        for _ in range(CONTEXTS):
+            began = time.perf_counter()
+            with Sandbox(environment=environment) as other:
+                other.run_code("1")
+                sandboxes.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            made = sandbox.contexts.create()
+            sandbox.run_code("1", context=made)
+            contexts.append(time.perf_counter() - began)
+            sandbox.contexts.remove(made)
+    return statistics.median(sandboxes), statistics.median(contexts)
+
+
 def _resident(pid: int | str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -116,6 +135,10 @@ def main() -> None:
         "echo of a terminal, ms": statistics.median(echoes) * 1000,
         "echo, 95 of 100, ms": echoes[int(len(echoes) * 0.95)] * 1000,
     }
+    for environment in ("python", "data"):
+        sandbox_time, context_time = context(environment)
+        found[f"new context, {environment}, ms"] = context_time * 1000
+        found[f"of a new sandbox, {environment}"] = context_time / sandbox_time
     if args.json:
         print(json.dumps(found, indent=2))
         return
