@@ -158,6 +158,32 @@ def test_bash_runs_a_whole_cell(notebook_sandbox):
     assert failed.error.value == "Command 'bash' returned non-zero exit status 4."
 
 
+def test_a_script_may_have_any_length_and_any_quotes(notebook_sandbox):
+    body = "echo \"it's\" '$(x)' \\\\\n" + "# don't\n" * 30_000 + "echo end"
+    assert run(notebook_sandbox, f"%%bash\n{body}").stdout == "it's $(x) \\\nend\n"
+    echo = 'import sys\nprint(sys.argv[1:], "it\'s")'
+    for magic in ("%%script python3 -", "%%python -", "%%python3 -"):
+        assert notebook_sandbox.run_code(f"{magic} a\n{echo}").stdout == "['a'] it's\n"
+    assert run(notebook_sandbox, "%%script cat\n$x {x}\n").stdout == "$x {x}\n"
+
+
+def test_a_command_in_a_script_does_not_read_the_rest_of_it(notebook_sandbox):
+    assert run(notebook_sandbox, "%%bash -e\ncat\necho after").stdout == "after\n"
+
+
+def test_output_of_a_script_becomes_variables(notebook_sandbox):
+    code = "%%bash --out lines --err errors\necho one; echo two >&2"
+    assert (run(notebook_sandbox, code).stdout, run(notebook_sandbox, code).stderr) == ("", "")
+    assert run(notebook_sandbox, "lines, errors").value == ("one\n", "two\n")
+    kept = run(notebook_sandbox, "%%script --no-raise-error --out said sh\necho x; exit 3")
+    assert kept.outcome is Outcome.ok
+    assert run(notebook_sandbox, "said, _exit_code").value == ("x\n", 3)
+    run(notebook_sandbox, "n = 5")
+    assert run(notebook_sandbox, "%%bash -s {n} $n\necho $1$2 $n").stdout == "55\n"
+    for line in ("%%script", "%%script --bg bash", "%%bash --out"):
+        assert run(notebook_sandbox, f"{line}\nls").error.name == "UsageError"
+
+
 def test_a_command_has_no_input_and_the_cells_variables(notebook_sandbox):
     execution = run(notebook_sandbox, "!cat; echo $GREETING", env={"GREETING": "hello"})
     assert execution.stdout == "hello\n"
@@ -224,6 +250,53 @@ def test_installing_says_what_is_there_and_what_to_do(data_sandbox):
     assert "Sandbox(packages=['no-such-thing'])" in execution.stdout
     listed = run(data_sandbox, "!echo pip install numpy | cat")
     assert listed.stdout == "pip install numpy\n"
+
+
+def test_packages_are_listed_without_pip(data_sandbox):
+    code = """
+        versions = dict(line.split("==") for line in get_ipython().getoutput("pip freeze"))
+        one = !python -m pip list --format=columns | grep '^numpy '
+        shown = !pip show numpy
+        from importlib.metadata import version
+        same = versions["numpy"] == version("numpy"), one[0].split() == ["numpy", version("numpy")]
+        (*same, shown[:2])
+    """
+    execution = run(data_sandbox, code)
+    version = execution.value[2][1]
+    assert execution.value == (True, True, ["Name: numpy", version])
+    listed = run(data_sandbox, "%pip list").stdout.splitlines()
+    assert listed[0].split() == ["Package", "Version"]
+    assert version.replace("Version: ", "numpy ") in [" ".join(line.split()) for line in listed]
+    missing = run(data_sandbox, "%pip show no-such-thing")
+    assert "Package(s) not found: no-such-thing" in missing.stderr
+    assert run(data_sandbox, "_exit_code").value == 1
+
+
+def test_a_cell_without_packages_has_an_empty_list(notebook_sandbox):
+    execution = run(notebook_sandbox, "!pip list; echo also\nx = !pip freeze\nx, _exit_code")
+    assert execution.stdout.splitlines()[0].split() == ["Package", "Version"]
+    assert (execution.stdout.splitlines()[-1], execution.stderr) == ("also", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "!apt-get install -y graphviz",
+            "apt-get installs nothing here: a cell installs no programs",
+        ),
+        ("!sudo apt install x", "apt installs nothing here: a cell installs no programs"),
+        ("!false && apt-get install -y x", "[a cell installs no programs and cannot become root"),
+        ("!sudo -n false", "[a cell installs no programs and cannot become root"),
+        ("!conda install -y no-such-thing", "conda installs nothing here"),
+        ("!false && pip install x", "Environment(name, packages=[...])]"),
+        ("%%bash\nfalse && pip install x", "Environment(name, packages=[...])]"),
+    ],
+)
+def test_what_cannot_be_installed_says_where_it_comes_from(notebook_sandbox, code, words):
+    execution = notebook_sandbox.run_code(code)
+    assert words in execution.stdout + execution.stderr
+    assert "installs no" not in run(notebook_sandbox, "!false install").stderr
 
 
 def test_files_are_written(notebook_sandbox):

@@ -7,9 +7,11 @@ magics.py on the same line, so that tracebacks point into the cell.
 import ast
 import contextlib
 import re
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from .magics import CELL_MAGICS, IDLE, LINE_MAGICS, explain_magic, explain_unknown
+from ..protocol import messages
+from .magics import CELL_MAGICS, COMMANDS_HINT, HINTS, IDLE, LINE_MAGICS, explain_unknown
+from .shell_commands import PACKAGES_HINT
 
 FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -180,3 +182,36 @@ class _Scanner:
                 self._depth += 1 if token[0] in "([{" else -1
         if len(self._quote) == 1 and not line.endswith("\\"):
             self._quote = ""  # not closed: Python will say so
+
+
+# -- without notebook=True ------------------------------------------------------------------------
+
+_CELL_MAGIC = re.compile(r"%%(\w+)")
+_HABIT = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
+_HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
+_INSTALLS = re.compile(r"(?:\S*python\S* -m )?(?:uv )?(?:pip\d?|conda|mamba|apt|apt-get)\b")
+
+
+def explain_magic(code: str) -> Optional[str]:
+    """What to write instead of notebook syntax that does not compile; None for other errors."""
+    cell = _CELL_MAGIC.match(code.lstrip())
+    if cell:
+        return _advise(f"%%{cell[1]}", HINTS.get(cell[1]))
+    lines = code.split("\n")
+    number = messages.find_syntax_error(code)
+    if number is None or number > len(lines):
+        return None
+    line = lines[number - 1].strip()
+    found, help_ = _HABIT.match(line), _HELP.match(line)
+    if help_:
+        return _advise(f"{line[:40]!r}", f"use help({(help_[1] or help_[2])[:80]})")
+    if found is None:
+        return None
+    if found[1]:
+        return _advise("!", PACKAGES_HINT if _INSTALLS.match(found[2]) else COMMANDS_HINT)
+    return _advise(f"%{found[3]}", HINTS.get(found[3]))
+
+
+def _advise(what: str, instead: Optional[str]) -> str:
+    said = f"{what} is notebook syntax, not Python"
+    return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

@@ -532,9 +532,9 @@ def _parse_cell(code: str, name: str, in_notebook: bool) -> Any:
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        from . import magics
+        from . import notebook
 
-        advice = magics.explain_magic(code)
+        advice = notebook.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
