@@ -185,16 +185,17 @@ class Shell:
             raise UsageError(f"{what}: %%script PROGRAM [--out NAME] [--err NAME] ...")
         if argv[0] in SHELLS and "-s" not in argv and len(cell) < SHORT:
             # Else a command that reads its input would take the rest of the script.
-            done = run_program([*argv, "-c", cell], **dict.fromkeys(names, True))
+            command, text = [*argv, "-c", cell], None
         else:
-            done = run_program(argv, cell, **dict.fromkeys(names, True))
-        for name, text in zip(("out", "err"), done):
+            command, text = argv, cell
+        *texts, status = run_program(command, text, out="out" in names, err="err" in names)
+        for name, written in zip(("out", "err"), texts):
             if name in names:
-                self.user_ns[names[name]] = text.decode("utf-8", "replace")
-        status = self.user_ns["_exit_code"] = done[2]
+                self.user_ns[names[name]] = written.decode("utf-8", "replace")
+        self.user_ns["_exit_code"] = status
         if status and argv == words:
             shell_commands.explain_failure(cell)
-            raise subprocess.CalledProcessError(status, argv[0], *done[:2])
+            raise subprocess.CalledProcessError(status, argv[0], *texts)
 
     def _writefile(self, line: str, cell: str) -> None:
         path = line.replace("-a ", "", 1).strip().strip("'\"")

@@ -171,8 +171,7 @@ def _describe(names: List[str]) -> "Iterator[str]":
             continue
         needed = [line for line in found.requires or () if "extra ==" not in line]
         needs = ", ".join(match[1] for match in map(_PROJECT.match, needed) if match)
-        said = {field: found.metadata[field] for field in ("Name", "Version", "Summary", "License")}
-        said.update(Location=str(found.locate_file("")), Requires=needs)
-        yield "".join(
-            f"{field}: {str(text or '').split(chr(10))[0]}\n" for field, text in said.items()
-        )
+        said = [(name, found.metadata[name]) for name in ("Name", "Version", "Summary", "License")]
+        said += [("Location", str(found.locate_file(""))), ("Requires", needs)]
+        # A license may be its whole text.
+        yield "".join(f"{name}: {(text or '').partition(chr(10))[0]}\n" for name, text in said)
