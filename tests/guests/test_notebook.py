@@ -241,6 +241,118 @@ def test_code_is_measured(notebook_sandbox):
         assert execution.stdout.endswith("per loop (mean ± std. dev. of 2 runs, 10 loops each)\n")
 
 
+def test_a_measurement_can_be_kept(notebook_sandbox):
+    code = "made = %timeit -n 10 -r2 -q -o 1 + 1\nmade.loops, made.repeat, len(made.timings)"
+    execution = run(notebook_sandbox, code)
+    assert (execution.value, execution.stdout) == ((10, 2, 2), "")
+    assert run(notebook_sandbox, "0 < made.best <= made.average <= made.worst").value is True
+    shown = run(notebook_sandbox, "%%timeit -o -n1 -r1\n1 + 1")
+    assert shown.text == f"<TimeitResult : {shown.stdout.strip()}>"
+    assert shown.stdout.endswith("per loop (mean ± std. dev. of 1 run, 1 loop each)\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "5;",
+        "x = 5\nx ;",
+        "(5); # five",
+        "len(\n  'ö'  # )\n)  ;\n\n# end\n",
+        "'ö'; ",
+        "  5;\n",
+        "%%time\n5;",
+        "%time 5;",
+        "!true\n5;",
+    ],
+)
+def test_a_semicolon_at_the_end_hides_the_value(notebook_sandbox, code):
+    execution = notebook_sandbox.run_code(code)
+    assert (execution.ok, execution.value, execution.results) == (True, None, ())
+
+
+@pytest.mark.parametrize("code", ["1; 5", "5 # ;", "';'\n5", "x = 1;\n5\n# a;\n", "if 1: pass;\n5"])
+def test_another_semicolon_does_not(notebook_sandbox, code):
+    assert notebook_sandbox.run_code(code).value == 5
+    assert notebook_sandbox.run_code("6;", notebook=False).value == 6
+
+
+def test_output_is_captured(notebook_sandbox):
+    code = """
+        %%capture made
+        import sys
+        kept = 7
+        print("one")
+        !echo two; echo three >&2
+        print("four", file=sys.stderr)
+        display("five")
+        kept
+    """
+    execution = run(notebook_sandbox, code.strip("\n"))
+    assert (execution.stdout, execution.stderr, execution.results) == ("", "", ())
+    assert execution.value is None
+    read = run(notebook_sandbox, "kept, made.stdout, made.stderr, len(made.outputs), str(made)")
+    assert read.value == (7, "one\ntwo\n", "three\nfour\n", 2, "one\ntwo\n")
+    shown = run(notebook_sandbox, "made.show()")
+    assert (shown.stdout, shown.stderr) == ("one\ntwo\n", "three\nfour\n")
+    assert [result.text for result in shown.results] == ["'five'", "7"]
+    again = run(notebook_sandbox, "for each in made.outputs: display(each)\nmade.outputs[1].data")
+    assert [result.text for result in again.results[:2]] == ["'five'", "7"]
+    assert again.value == {"text/plain": "7"}
+
+
+def test_only_what_is_wanted_is_captured_and_only_in_its_cell(notebook_sandbox):
+    execution = run(notebook_sandbox, "%%capture --no-stdout --no-display\nprint(1)\n!ls /x\n2;")
+    assert (execution.stdout, execution.stderr) == ("1\n", "")
+    assert run(notebook_sandbox, "%%capture --no-display\n2").results[0].text == "2"
+    failed = run(notebook_sandbox, "%%capture made\nprint(1)\n1 / 0")
+    assert (failed.stdout, failed.error.name) == ("", "ZeroDivisionError")
+    assert 'File "<cell 3>", line 3' in failed.error.traceback
+    assert run(notebook_sandbox, "print(2)\nmade.stdout").value == "1\n"
+    assert run(notebook_sandbox, "%%capture\n").ok
+    awaited = "%%capture made\nimport asyncio\nawait asyncio.sleep(0, 'slept')"
+    assert run(notebook_sandbox, awaited).results == ()
+    stuck = run(notebook_sandbox, "%%capture\nprint(1)\nwhile True: pass", timeout=1)
+    assert stuck.outcome is Outcome.timeout
+    assert run(notebook_sandbox, "print(3)").stdout == "3\n"
+
+
+def test_figures_are_captured(data_sandbox):
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([3]);"
+    captured = run(data_sandbox, f"%%capture made\n{code}")
+    assert captured.results == ()
+    assert len(run(data_sandbox, "made()").images) == 2
+
+
+def test_a_cell_is_content(notebook_sandbox):
+    assert run(notebook_sandbox, "%%html\n<b>{x}</b>").results[0].html == "<b>{x}</b>"
+    assert run(notebook_sandbox, "%%markdown\n**2**").results[0].markdown == "**2**"
+    assert run(notebook_sandbox, "%%latex\n$3$").results[0].latex == "$3$"
+
+
+def test_the_names_of_the_code_are_listed(notebook_sandbox):
+    assert run(notebook_sandbox, "%who").stdout == "Interactive namespace is empty.\n"
+    run(notebook_sandbox, "import os\nrows, word, _hidden = [1, 2], 'a', 1")
+    assert run(notebook_sandbox, "%who").stdout == "os\t rows\t word\n"
+    assert run(notebook_sandbox, "%who_ls list str").value == ["rows", "word"]
+    assert run(notebook_sandbox, "%whos list str").stdout.splitlines() == [
+        "Variable   Type   Data/Info",
+        "--------   ----   ---------",
+        "rows       list   n=2",
+        "word       str    'a'",
+    ]
+
+
+def test_a_progress_bar_for_notebooks_is_one_of_text(data_sandbox):
+    code = """
+        from tqdm.notebook import tqdm, trange
+        from tqdm import tqdm_notebook
+        sum(tqdm(range(3))) + sum(trange(3)) + sum(tqdm_notebook(range(3)))
+    """
+    execution = run(data_sandbox, code)
+    assert execution.value == 9
+    assert "100%" in execution.stderr
+
+
 def test_installing_says_what_is_there_and_what_to_do(data_sandbox):
     execution = run(data_sandbox, "!pip install -q 'pandas>1' no-such-thing\n%pip install numpy\n1")
     assert execution.value == 1

@@ -7,11 +7,12 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import timeit
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from . import shell_commands
+from . import display, shell_commands
 from .shell_commands import PACKAGES_HINT, expand, run_program
 
 # Accepted, and without effect: figures are shown anyway, and nothing is to be reloaded.
@@ -19,6 +20,7 @@ IDLE = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload")
 ALIASES = ("cat", "cp", "head", "ls", "mkdir", "mv", "rm", "tail", "wc")
 SHELLS = ("bash", "sh")
 SHORT = 30_000  # characters of a script: an argument has at most 128 KiB
+CONTENT = {"html": "text/html", "latex": "text/latex", "markdown": "text/markdown"}
 REPEATS = 7  # of a measurement by %timeit
 
 
@@ -110,6 +112,26 @@ class Shell:
     def stop_cell(self, value: Any) -> Any:
         return self.stop_clock(self._started, value)
 
+    # -- captured output
+
+    @contextlib.contextmanager
+    def capture(self, line: str) -> "Iterator[None]":
+        words, captured = line.split(), Captured()
+        with contextlib.ExitStack() as stack:
+            for name in ("stdout", "stderr"):
+                if f"--no-{name}" not in words:
+                    stack.enter_context(captured.redirect(name))
+            if "--no-display" not in words:
+                stack.enter_context(display.capture_bundles(captured.bundles))
+            self.user_ns.update((name, captured) for name in words if not name.startswith("-"))
+            yield
+            if "matplotlib.pyplot" in sys.modules:
+                sys.modules["matplotlib.pyplot"].show()  # the open figures
+
+    def show_value(self, value: Any) -> None:
+        if value is not None:
+            display.show(value)
+
     # -- magics
 
     def _time(self, line: str, cell: str = "") -> Any:
@@ -121,8 +143,8 @@ class Shell:
             exec(compile(code, "<time>", "exec", dont_inherit=True), self.user_ns)
         return self.stop_clock(started, made)
 
-    def _timeit(self, line: str, cell: str = "") -> None:
-        given = re.match(r"(?:-[nr]\s*\d+\s+)*", line + " ")
+    def _timeit(self, line: str, cell: str = "") -> "Optional[TimeitResult]":
+        given = re.match(r"(?:-(?:[nrp]\s*\d+|[cotq]+)\s+)*", line + " ")
         options = "" if given is None else given[0].strip()
         setup = (line + " ")[len(options) :].strip()
         numbers = dict(re.findall(r"-([nr])\s*(\d+)", options))
@@ -132,12 +154,29 @@ class Shell:
             else timeit.Timer(setup or "pass", globals=self.user_ns)
         )
         loops = int(numbers["n"]) if "n" in numbers else timer.autorange()[0]
-        runs = [each / loops for each in timer.repeat(int(numbers.get("r", REPEATS)), loops)]
-        mean, spread = statistics.mean(runs), statistics.pstdev(runs)
-        print(
-            f"{_format_time(mean)} \u00b1 {_format_time(spread)} per loop "
-            f"(mean \u00b1 std. dev. of {len(runs)} runs, {loops:,} loops each)"
-        )
+        made = TimeitResult(loops, timer.repeat(int(numbers.get("r", REPEATS)), loops))
+        flags = "".join(re.findall(r"-([cotq]+)", options))
+        if "q" not in flags:
+            print(made)
+        return made if "o" in flags else None
+
+    def _who(self, line: str) -> List[str]:
+        """The names of the code, of these types if some are named."""
+        kinds = line.split()
+        names = sorted(name for name in self.user_ns if not name.startswith("_"))
+        return [n for n in names if not kinds or type(self.user_ns[n]).__name__ in kinds]
+
+    def _print_who(self, line: str) -> None:
+        print("\t ".join(self._who(line)) or "Interactive namespace is empty.")
+
+    def _print_whos(self, line: str) -> None:
+        rows = [("Variable", "Type", "Data/Info"), ("-" * 8, "-" * 4, "-" * 9)]
+        for name in self._who(line):
+            value = self.user_ns[name]
+            rows.append((name, type(value).__name__, _summarize(value)))
+        widths = [max(len(row[place]) for row in rows) for place in (0, 1)]
+        for name, kind, info in rows:
+            print(f"{name:<{widths[0]}}   {kind:<{widths[1]}}   {info}")
 
     def _cd(self, line: str) -> None:
         path = self._previous if line == "-" else os.path.expanduser(line.strip("'\"") or "~")
@@ -205,6 +244,87 @@ class Shell:
         print(f"{'Appending to' if appends else 'Writing'} {path}")
 
 
+class TimeitResult:
+    """What `%timeit -o` gives: seconds of a loop."""
+
+    def __init__(self, loops: int, all_runs: List[float]) -> None:
+        self.loops, self.repeat, self.all_runs = loops, len(all_runs), all_runs
+        self.timings = [each / loops for each in all_runs]
+        self.best, self.worst = min(self.timings), max(self.timings)
+        self.average, self.stdev = statistics.mean(self.timings), statistics.pstdev(self.timings)
+
+    def __str__(self) -> str:
+        return (
+            f"{_format_time(self.average)} \u00b1 {_format_time(self.stdev)} per loop (mean \u00b1 "
+            f"std. dev. of {self.repeat} run{'s' * (self.repeat > 1)}, "
+            f"{self.loops:,} loop{'s' * (self.loops > 1)} each)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<TimeitResult : {self}>"
+
+
+class Captured:
+    """What `%%capture NAME` gives: output and results of a cell."""
+
+    def __init__(self) -> None:
+        self.stdout = self.stderr = ""
+        self.bundles: List[display.Bundle] = []
+
+    @contextlib.contextmanager
+    def redirect(self, name: str) -> "Iterator[None]":
+        """By its descriptor, for the commands of the cell."""
+        fd = 1 if name == "stdout" else 2
+        with tempfile.TemporaryFile() as file:
+            before = os.dup(fd)
+            os.dup2(file.fileno(), fd)
+            try:
+                yield
+            finally:
+                os.dup2(before, fd)
+                os.close(before)
+                file.seek(0)
+                setattr(self, name, file.read().decode("utf-8", "replace"))
+
+    @property
+    def outputs(self) -> "List[_Output]":
+        return [_Output(bundle) for bundle in self.bundles]
+
+    def show(self) -> None:
+        sys.stdout.write(self.stdout)
+        sys.stderr.write(self.stderr)
+        for bundle in self.bundles:
+            display.send_bundle(bundle)
+
+    __call__ = show
+
+    def __str__(self) -> str:
+        return self.stdout
+
+
+class _Output:
+    def __init__(self, data: display.Bundle) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return str(self.data.get("text/plain"))
+
+    def _repr_mimebundle_(self, **options: Any) -> display.Bundle:
+        return self.data
+
+
+def _summarize(value: Any) -> str:
+    if hasattr(value, "shape"):
+        return f"Shape: {value.shape}"
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        return f"n={len(value)}"
+    return repr(value).replace("\n", " ")[:60]
+
+
+def _content(mime: str) -> "Callable[[Shell, str, str], None]":
+    return lambda shell, line, cell: display.send_bundle({mime: cell})
+
+
 def _alias(program: str) -> "Callable[[Shell, str], None]":
     return lambda shell, line: shell._system(f"{program} {line}")
 
@@ -220,11 +340,15 @@ LINE_MAGICS: "Dict[str, Callable[[Shell, str], Any]]" = {
     "pwd": lambda shell, line: os.getcwd(),
     "time": Shell._time,
     "timeit": Shell._timeit,
+    "who": Shell._print_who,
+    "who_ls": Shell._who,
+    "whos": Shell._print_whos,
     **{program: _alias(program) for program in (*ALIASES, "pip")},
 }
 CELL_MAGICS: "Dict[str, Callable[[Shell, str, str], Any]]" = {
     **{program: _interpreter(program) for program in (*SHELLS, "perl", "ruby")},
     **dict.fromkeys(("python", "python3"), _interpreter(shlex.quote(sys.executable or "python3"))),
+    **{name: _content(mime) for name, mime in CONTENT.items()},
     "script": Shell._script,
     "time": Shell._time,
     "timeit": Shell._timeit,

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from ..protocol import messages
 from .magics import CELL_MAGICS, COMMANDS_HINT, HINTS, IDLE, LINE_MAGICS, explain_unknown
 from .shell_commands import PACKAGES_HINT
+from .streams import ends_silently
 
 FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -29,9 +30,9 @@ def parse_cell(code: str, name: str) -> Any:
     if cell is None:
         return _parse_lines(code, name)
     number, (magic, line), body = code[: cell.end(1)].count("\n") + 1, cell.groups(), cell.end()
-    if magic == "time":
-        blank = "\n" * code[:body].count("\n")
-        return _measure(_parse_body(blank + code[body:], name))
+    if magic in ("time", "capture"):
+        tree = _parse_body("\n" * code[:body].count("\n") + code[body:], name)
+        return _measure(tree) if magic == "time" else _capture(tree, line, code)
     if magic not in CELL_MAGICS:
         raise _unknown(f"%%{magic}", CELL_MAGICS, (name, number, 1, cell[0].strip()))
     call = f"get_ipython().run_cell_magic({magic!r}, {line.strip()!r}, {code[body:]!r})"
@@ -142,6 +143,19 @@ def _measure(tree: Any) -> Any:
             tree.body[-1] = ast.copy_location(statement, tree.body[-1])
         else:
             tree.body.append(statement)
+    return ast.fix_missing_locations(tree)
+
+
+def _capture(tree: Any, line: str, code: str) -> Any:
+    """Capture the output of a whole cell, and the value of its last expression with it."""
+    made = ast.parse(f"with get_ipython().capture({line!r}): get_ipython().show_value(None)")
+    block: Any = made.body[0]
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr) and not ends_silently(code, last):
+        show = block.body[0].value
+        show.args[0], last.value = last.value, ast.copy_location(show, last)
+    block.body = tree.body or block.body
+    tree.body = [block]
     return ast.fix_missing_locations(tree)
 
 
