@@ -126,6 +126,19 @@ def test_the_order_of_output_and_commands_is_kept(notebook_sandbox):
     assert notebook_sandbox.run_code(code + "None").stdout == "abc" * 5
 
 
+def test_one_stream_keeps_the_order_of_output_and_errors(notebook_sandbox):
+    code = """
+        import contextlib, sys
+        with contextlib.redirect_stderr(sys.stdout):
+            for n in range(5):
+                print(n)
+                print("e", file=sys.stderr)
+        !for each in 1 2; do echo $each; echo e >&2; done 2>&1
+    """
+    made = "".join(f"{n}\ne\n" for n in (*range(5), 1, 2))
+    assert run(notebook_sandbox, code).stdout == made
+
+
 def test_the_output_of_a_command_is_a_list_of_lines(notebook_sandbox):
     code = """
         def count(path):
