@@ -177,6 +177,7 @@ def test_a_script_may_have_any_length_and_any_quotes(notebook_sandbox):
     echo = 'import sys\nprint(sys.argv[1:], "it\'s")'
     for magic in ("%%script python3 -", "%%python -", "%%python3 -"):
         assert notebook_sandbox.run_code(f"{magic} a\n{echo}").stdout == "['a'] it's\n"
+    assert run(notebook_sandbox, "%%bash -c cat\nread").stdout == "read"
     assert run(notebook_sandbox, "%%script cat\n$x {x}\n").stdout == "$x {x}\n"
 
 
@@ -193,7 +194,7 @@ def test_output_of_a_script_becomes_variables(notebook_sandbox):
     assert run(notebook_sandbox, "said, _exit_code").value == ("x\n", 3)
     run(notebook_sandbox, "n = 5")
     assert run(notebook_sandbox, "%%bash -s {n} $n\necho $1$2 $n").stdout == "55\n"
-    for line in ("%%script", "%%script --bg bash", "%%bash --out"):
+    for line in ("%%script", "%%script --bg bash", "%%bash --out", "%%script no-such-thing"):
         assert run(notebook_sandbox, f"{line}\nls").error.name == "UsageError"
 
 
@@ -322,6 +323,11 @@ def test_only_what_is_wanted_is_captured_and_only_in_its_cell(notebook_sandbox):
     assert 'File "<cell 3>", line 3' in failed.error.traceback
     assert run(notebook_sandbox, "print(2)\nmade.stdout").value == "1\n"
     assert run(notebook_sandbox, "%%capture\n").ok
+    assert run(notebook_sandbox, "%%capture made\n%%time\n!echo a; echo b").stdout == ""
+    assert run(notebook_sandbox, "made.stdout").value.startswith("a\nb\nCPU times")
+    run(notebook_sandbox, "get_ipython().run_cell_magic('capture', 'made', 'print(1)')")
+    assert run(notebook_sandbox, "made.stdout").value == "1\n"
+    assert run(notebook_sandbox, "%%timeit -o -q -n1 -r1\n1; 2").text.startswith("<TimeitResult")
     awaited = "%%capture made\nimport asyncio\nawait asyncio.sleep(0, 'slept')"
     assert run(notebook_sandbox, awaited).results == ()
     stuck = run(notebook_sandbox, "%%capture\nprint(1)\nwhile True: pass", timeout=1)

@@ -4,16 +4,17 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import timeit
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import display, shell_commands
-from .shell_commands import PACKAGES_HINT, expand, run_program
+from .shell_commands import expand, explain_unknown, run_program
 
 # Accepted, and without effect: figures are shown anyway, and nothing is to be reloaded.
 IDLE = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload")
@@ -28,14 +29,6 @@ class UsageError(Exception):
     """A magic that does not exist, or that cannot do what it was told."""
 
     __module__ = "builtins"  # so that a traceback shows the name alone
-
-
-def explain_unknown(magic: str, known: "Iterable[str]") -> str:
-    """`magic` with its `%` or `%%`."""
-    name = magic.lstrip("%")
-    sign = magic[: -len(name)]
-    hint = HINTS.get(name) or f"there are {', '.join(sign + each for each in known)}"
-    return f"there is no magic {magic} here: {hint}"
 
 
 class Shell:
@@ -127,6 +120,10 @@ class Shell:
             yield
             if "matplotlib.pyplot" in sys.modules:
                 sys.modules["matplotlib.pyplot"].show()  # the open figures
+
+    def _capture(self, line: str, cell: str) -> None:
+        with self.capture(line):
+            exec(compile(cell, "<capture>", "exec", dont_inherit=True), self.user_ns)
 
     def show_value(self, value: Any) -> None:
         if value is not None:
@@ -222,11 +219,13 @@ class Shell:
         if unknown or not argv:
             what = f"{unknown[0]} cannot be used like this" if unknown else "which program?"
             raise UsageError(f"{what}: %%script PROGRAM [--out NAME] [--err NAME] ...")
-        if argv[0] in SHELLS and "-s" not in argv and len(cell) < SHORT:
+        if argv[0] in SHELLS and not {"-c", "-s"}.intersection(argv) and len(cell) < SHORT:
             # Else a command that reads its input would take the rest of the script.
             command, text = [*argv, "-c", cell], None
         else:
             command, text = argv, cell
+        if shutil.which(argv[0]) is None:
+            raise UsageError(f"there is no program {argv[0]!r} here")
         *texts, status = run_program(command, text, out="out" in names, err="err" in names)
         for name, written in zip(("out", "err"), texts):
             if name in names:
@@ -349,6 +348,7 @@ CELL_MAGICS: "Dict[str, Callable[[Shell, str, str], Any]]" = {
     **{program: _interpreter(program) for program in (*SHELLS, "perl", "ruby")},
     **dict.fromkeys(("python", "python3"), _interpreter(shlex.quote(sys.executable or "python3"))),
     **{name: _content(mime) for name, mime in CONTENT.items()},
+    "capture": Shell._capture,
     "script": Shell._script,
     "time": Shell._time,
     "timeit": Shell._timeit,
@@ -379,20 +379,3 @@ def _format_time(seconds: float) -> str:
 
 
 SHELL = Shell()
-
-
-COMMANDS_HINT = (
-    "use Python (os, pathlib, subprocess), or run commands from the host with "
-    "sandbox.commands.run()"
-)
-_TIME_HINT = "measure with time.perf_counter(), or read the duration of the Execution"
-HINTS = {
-    **dict.fromkeys(("pip", "conda", "mamba", "uv"), PACKAGES_HINT),
-    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "ls", "cat", "pwd"), COMMANDS_HINT),
-    **dict.fromkeys(("time", "timeit", "prun"), _TIME_HINT),
-    "writefile": "write it with open(), or from the host with sandbox.files.write()",
-    "run": "use runpy.run_path()",
-    "cd": "use os.chdir()",
-    "env": "use os.environ",
-    "pylab": "import numpy and matplotlib.pyplot by name",
-}

@@ -10,8 +10,8 @@ import re
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..protocol import messages
-from .magics import CELL_MAGICS, COMMANDS_HINT, HINTS, IDLE, LINE_MAGICS, explain_unknown
-from .shell_commands import PACKAGES_HINT
+from .magics import CELL_MAGICS, IDLE, LINE_MAGICS
+from .shell_commands import COMMANDS_HINT, HINTS, PACKAGES_HINT, explain_unknown
 from .streams import ends_silently
 
 FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -45,10 +45,9 @@ def parse_cell(code: str, name: str) -> Any:
 
 
 def _parse_body(code: str, name: str) -> Any:
-    try:
+    with contextlib.suppress(SyntaxError):
         return compile(code, name, "exec", FLAGS)
-    except SyntaxError:
-        return _parse_lines(code, name)
+    return parse_cell(code, name)  # it may begin with another magic
 
 
 def _parse_lines(code: str, name: str) -> Any:

@@ -1,5 +1,5 @@
 """Commands that the code of a cell runs: values of the code in them, and answers to those that
-install or list packages."""
+install or list packages. And what to do instead of what a cell cannot do."""
 
 import ast
 import contextlib
@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 _EXPANDED = re.compile(r"\{\{|\}\}|(?<!\$)\{([^{}]+)\}|\$\$|\$([A-Za-z_]\w*)")
 _PIP = r"(?:sudo\s+)?(?:\S*python\S*\s+-m\s+)?(?:uv\s+)?pip\d?"
@@ -39,6 +39,30 @@ PROGRAMS_HINT = (
     "a cell installs no programs and cannot become root: Python packages come with the sandbox's "
     "environment (packages=[...]), programs from the host or from the image of a container"
 )
+
+COMMANDS_HINT = (
+    "use Python (os, pathlib, subprocess), or run commands from the host with "
+    "sandbox.commands.run()"
+)
+_TIME_HINT = "measure with time.perf_counter(), or read the duration of the Execution"
+HINTS = {
+    **dict.fromkeys(("pip", "conda", "mamba", "uv"), PACKAGES_HINT),
+    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "ls", "cat", "pwd"), COMMANDS_HINT),
+    **dict.fromkeys(("time", "timeit", "prun"), _TIME_HINT),
+    "writefile": "write it with open(), or from the host with sandbox.files.write()",
+    "run": "use runpy.run_path()",
+    "cd": "use os.chdir()",
+    "env": "use os.environ",
+    "pylab": "import numpy and matplotlib.pyplot by name",
+}
+
+
+def explain_unknown(magic: str, known: "Iterable[str]") -> str:
+    """`magic` with its `%` or `%%`."""
+    name = magic.lstrip("%")
+    sign = magic[: -len(name)]
+    hint = HINTS.get(name) or f"there are {', '.join(sign + each for each in known)}"
+    return f"there is no magic {magic} here: {hint}"
 
 
 def expand(text: str, frame: Any) -> str:

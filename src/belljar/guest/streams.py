@@ -217,7 +217,8 @@ def ends_silently(code: str, last: Any) -> bool:
         return False
     lines = code.encode("utf-8", "replace").splitlines()[last.end_lineno - 1 :]
     lines[:1] = [line[last.end_col_offset :] for line in lines[:1]]
-    return any(b";" in line.partition(b"#")[0] for line in lines)
+    rest = b"".join(line.partition(b"#")[0] for line in lines)
+    return b";" in rest and not rest.strip(b" \t\f\\);")
 
 
 MAX_LASTING = 1000  # cells that defined functions or classes, whose source is needed later
