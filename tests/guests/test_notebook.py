@@ -126,6 +126,19 @@ def test_the_order_of_output_and_commands_is_kept(notebook_sandbox):
     assert notebook_sandbox.run_code(code + "None").stdout == "abc" * 5
 
 
+def test_one_stream_keeps_the_order_of_output_and_errors(notebook_sandbox):
+    code = """
+        import contextlib, sys
+        with contextlib.redirect_stderr(sys.stdout):
+            for n in range(5):
+                print(n)
+                print("e", file=sys.stderr)
+        !for each in 1 2; do echo $each; echo e >&2; done 2>&1
+    """
+    made = "".join(f"{n}\ne\n" for n in (*range(5), 1, 2))
+    assert run(notebook_sandbox, code).stdout == made
+
+
 def test_the_output_of_a_command_is_a_list_of_lines(notebook_sandbox):
     code = """
         def count(path):
@@ -156,6 +169,33 @@ def test_bash_runs_a_whole_cell(notebook_sandbox):
     assert (failed.outcome, failed.stdout) == (Outcome.error, "before\n")
     assert failed.error.name == "CalledProcessError"
     assert failed.error.value == "Command 'bash' returned non-zero exit status 4."
+
+
+def test_a_script_may_have_any_length_and_any_quotes(notebook_sandbox):
+    body = "echo \"it's\" '$(x)' \\\\\n" + "# don't\n" * 30_000 + "echo end"
+    assert run(notebook_sandbox, f"%%bash\n{body}").stdout == "it's $(x) \\\nend\n"
+    echo = 'import sys\nprint(sys.argv[1:], "it\'s")'
+    for magic in ("%%script python3 -", "%%python -", "%%python3 -"):
+        assert notebook_sandbox.run_code(f"{magic} a\n{echo}").stdout == "['a'] it's\n"
+    assert run(notebook_sandbox, "%%bash -c cat\nread").stdout == "read"
+    assert run(notebook_sandbox, "%%script cat\n$x {x}\n").stdout == "$x {x}\n"
+
+
+def test_a_command_in_a_script_does_not_read_the_rest_of_it(notebook_sandbox):
+    assert run(notebook_sandbox, "%%bash -e\ncat\necho after").stdout == "after\n"
+
+
+def test_output_of_a_script_becomes_variables(notebook_sandbox):
+    code = "%%bash --out lines --err errors\necho one; echo two >&2"
+    assert (run(notebook_sandbox, code).stdout, run(notebook_sandbox, code).stderr) == ("", "")
+    assert run(notebook_sandbox, "lines, errors").value == ("one\n", "two\n")
+    kept = run(notebook_sandbox, "%%script --no-raise-error --out said sh\necho x; exit 3")
+    assert kept.outcome is Outcome.ok
+    assert run(notebook_sandbox, "said, _exit_code").value == ("x\n", 3)
+    run(notebook_sandbox, "n = 5")
+    assert run(notebook_sandbox, "%%bash -s {n} $n\necho $1$2 $n").stdout == "55\n"
+    for line in ("%%script", "%%script --bg bash", "%%bash --out", "%%script no-such-thing"):
+        assert run(notebook_sandbox, f"{line}\nls").error.name == "UsageError"
 
 
 def test_a_command_has_no_input_and_the_cells_variables(notebook_sandbox):
@@ -215,6 +255,123 @@ def test_code_is_measured(notebook_sandbox):
         assert execution.stdout.endswith("per loop (mean ± std. dev. of 2 runs, 10 loops each)\n")
 
 
+def test_a_measurement_can_be_kept(notebook_sandbox):
+    code = "made = %timeit -n 10 -r2 -q -o 1 + 1\nmade.loops, made.repeat, len(made.timings)"
+    execution = run(notebook_sandbox, code)
+    assert (execution.value, execution.stdout) == ((10, 2, 2), "")
+    assert run(notebook_sandbox, "0 < made.best <= made.average <= made.worst").value is True
+    shown = run(notebook_sandbox, "%%timeit -o -n1 -r1\n1 + 1")
+    assert shown.text == f"<TimeitResult : {shown.stdout.strip()}>"
+    assert shown.stdout.endswith("per loop (mean ± std. dev. of 1 run, 1 loop each)\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "5;",
+        "x = 5\nx ;",
+        "(5); # five",
+        "len(\n  'ö'  # )\n)  ;\n\n# end\n",
+        "'ö'; ",
+        "  5;\n",
+        "%%time\n5;",
+        "%time 5;",
+        "!true\n5;",
+    ],
+)
+def test_a_semicolon_at_the_end_hides_the_value(notebook_sandbox, code):
+    execution = notebook_sandbox.run_code(code)
+    assert (execution.ok, execution.value, execution.results) == (True, None, ())
+
+
+@pytest.mark.parametrize("code", ["1; 5", "5 # ;", "';'\n5", "x = 1;\n5\n# a;\n", "if 1: pass;\n5"])
+def test_another_semicolon_does_not(notebook_sandbox, code):
+    assert notebook_sandbox.run_code(code).value == 5
+    assert notebook_sandbox.run_code("6;", notebook=False).value == 6
+
+
+def test_output_is_captured(notebook_sandbox):
+    code = """
+        %%capture made
+        import sys
+        kept = 7
+        print("one")
+        !echo two; echo three >&2
+        print("four", file=sys.stderr)
+        display("five")
+        kept
+    """
+    execution = run(notebook_sandbox, code.strip("\n"))
+    assert (execution.stdout, execution.stderr, execution.results) == ("", "", ())
+    assert execution.value is None
+    read = run(notebook_sandbox, "kept, made.stdout, made.stderr, len(made.outputs), str(made)")
+    assert read.value == (7, "one\ntwo\n", "three\nfour\n", 2, "one\ntwo\n")
+    shown = run(notebook_sandbox, "made.show()")
+    assert (shown.stdout, shown.stderr) == ("one\ntwo\n", "three\nfour\n")
+    assert [result.text for result in shown.results] == ["'five'", "7"]
+    again = run(notebook_sandbox, "for each in made.outputs: display(each)\nmade.outputs[1].data")
+    assert [result.text for result in again.results[:2]] == ["'five'", "7"]
+    assert again.value == {"text/plain": "7"}
+
+
+def test_only_what_is_wanted_is_captured_and_only_in_its_cell(notebook_sandbox):
+    execution = run(notebook_sandbox, "%%capture --no-stdout --no-display\nprint(1)\n!ls /x\n2;")
+    assert (execution.stdout, execution.stderr) == ("1\n", "")
+    assert run(notebook_sandbox, "%%capture --no-display\n2").results[0].text == "2"
+    failed = run(notebook_sandbox, "%%capture made\nprint(1)\n1 / 0")
+    assert (failed.stdout, failed.error.name) == ("", "ZeroDivisionError")
+    assert 'File "<cell 3>", line 3' in failed.error.traceback
+    assert run(notebook_sandbox, "print(2)\nmade.stdout").value == "1\n"
+    assert run(notebook_sandbox, "%%capture\n").ok
+    assert run(notebook_sandbox, "%%capture made\n%%time\n!echo a; echo b").stdout == ""
+    assert run(notebook_sandbox, "made.stdout").value.startswith("a\nb\nCPU times")
+    run(notebook_sandbox, "get_ipython().run_cell_magic('capture', 'made', 'print(1)')")
+    assert run(notebook_sandbox, "made.stdout").value == "1\n"
+    assert run(notebook_sandbox, "%%timeit -o -q -n1 -r1\n1; 2").text.startswith("<TimeitResult")
+    awaited = "%%capture made\nimport asyncio\nawait asyncio.sleep(0, 'slept')"
+    assert run(notebook_sandbox, awaited).results == ()
+    stuck = run(notebook_sandbox, "%%capture\nprint(1)\nwhile True: pass", timeout=1)
+    assert stuck.outcome is Outcome.timeout
+    assert run(notebook_sandbox, "print(3)").stdout == "3\n"
+
+
+def test_figures_are_captured(data_sandbox):
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([3]);"
+    captured = run(data_sandbox, f"%%capture made\n{code}")
+    assert captured.results == ()
+    assert len(run(data_sandbox, "made()").images) == 2
+
+
+def test_a_cell_is_content(notebook_sandbox):
+    assert run(notebook_sandbox, "%%html\n<b>{x}</b>").results[0].html == "<b>{x}</b>"
+    assert run(notebook_sandbox, "%%markdown\n**2**").results[0].markdown == "**2**"
+    assert run(notebook_sandbox, "%%latex\n$3$").results[0].latex == "$3$"
+
+
+def test_the_names_of_the_code_are_listed(notebook_sandbox):
+    assert run(notebook_sandbox, "%who").stdout == "Interactive namespace is empty.\n"
+    run(notebook_sandbox, "import os\nrows, word, _hidden = [1, 2], 'a', 1")
+    assert run(notebook_sandbox, "%who").stdout == "os\t rows\t word\n"
+    assert run(notebook_sandbox, "%who_ls list str").value == ["rows", "word"]
+    assert run(notebook_sandbox, "%whos list str").stdout.splitlines() == [
+        "Variable   Type   Data/Info",
+        "--------   ----   ---------",
+        "rows       list   n=2",
+        "word       str    'a'",
+    ]
+
+
+def test_a_progress_bar_for_notebooks_is_one_of_text(data_sandbox):
+    code = """
+        from tqdm.notebook import tqdm, trange
+        from tqdm import tqdm_notebook
+        sum(tqdm(range(3))) + sum(trange(3)) + sum(tqdm_notebook(range(3)))
+    """
+    execution = run(data_sandbox, code)
+    assert execution.value == 9
+    assert "100%" in execution.stderr
+
+
 def test_installing_says_what_is_there_and_what_to_do(data_sandbox):
     execution = run(data_sandbox, "!pip install -q 'pandas>1' no-such-thing\n%pip install numpy\n1")
     assert execution.value == 1
@@ -224,6 +381,53 @@ def test_installing_says_what_is_there_and_what_to_do(data_sandbox):
     assert "Sandbox(packages=['no-such-thing'])" in execution.stdout
     listed = run(data_sandbox, "!echo pip install numpy | cat")
     assert listed.stdout == "pip install numpy\n"
+
+
+def test_packages_are_listed_without_pip(data_sandbox):
+    code = """
+        versions = dict(line.split("==") for line in get_ipython().getoutput("pip freeze"))
+        one = !python -m pip list --format=columns | grep '^numpy '
+        shown = !pip show numpy
+        from importlib.metadata import version
+        same = versions["numpy"] == version("numpy"), one[0].split() == ["numpy", version("numpy")]
+        (*same, shown[:2])
+    """
+    execution = run(data_sandbox, code)
+    version = execution.value[2][1]
+    assert execution.value == (True, True, ["Name: numpy", version])
+    listed = run(data_sandbox, "%pip list").stdout.splitlines()
+    assert listed[0].split() == ["Package", "Version"]
+    assert version.replace("Version: ", "numpy ") in [" ".join(line.split()) for line in listed]
+    missing = run(data_sandbox, "%pip show no-such-thing")
+    assert "Package(s) not found: no-such-thing" in missing.stderr
+    assert run(data_sandbox, "_exit_code").value == 1
+
+
+def test_a_cell_without_packages_has_an_empty_list(notebook_sandbox):
+    execution = run(notebook_sandbox, "!pip list; echo also\nx = !pip freeze\nx, _exit_code")
+    assert execution.stdout.splitlines()[0].split() == ["Package", "Version"]
+    assert (execution.stdout.splitlines()[-1], execution.stderr) == ("also", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "!apt-get install -y graphviz",
+            "apt-get installs nothing here: a cell installs no programs",
+        ),
+        ("!sudo apt install x", "apt installs nothing here: a cell installs no programs"),
+        ("!false && apt-get install -y x", "[a cell installs no programs and cannot become root"),
+        ("!sudo -n false", "[a cell installs no programs and cannot become root"),
+        ("!conda install -y no-such-thing", "conda installs nothing here"),
+        ("!false && pip install x", "Environment(name, packages=[...])]"),
+        ("%%bash\nfalse && pip install x", "Environment(name, packages=[...])]"),
+    ],
+)
+def test_what_cannot_be_installed_says_where_it_comes_from(notebook_sandbox, code, words):
+    execution = notebook_sandbox.run_code(code)
+    assert words in execution.stdout + execution.stderr
+    assert "installs no" not in run(notebook_sandbox, "!false install").stderr
 
 
 def test_files_are_written(notebook_sandbox):

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from belljar.guest.magics import explain_magic
+from belljar.guest.notebook import explain_magic
 from belljar.protocol.messages import drop_magics
 
 PNG = b"\x89PNG\r\n\x1a\nrest"

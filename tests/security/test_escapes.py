@@ -21,12 +21,11 @@ import oracles
 from belljar import FileError, Sandbox, SandboxError
 from belljar.conformance import attempts, controls, setting
 from belljar.conformance.attempts import LOOKS
-from belljar.conformance.checks import checks
 from belljar.conformance.controls import SIMULATIONS, UNSTOPPED, run_simulation
 from belljar.conformance.programs import programs
 from belljar.conformance.report_data import Look, NotHere, NotRun
 from belljar.conformance.rows import ROWS
-from belljar.conformance.stage import Stage
+from belljar.conformance.stage import Stage, checks
 from oracles import Canaries, init_of, tree, worker_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.contract("native")]

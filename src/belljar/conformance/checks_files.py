@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from belljar.conformance.attempts import GROWTH, MIB
-from belljar.conformance.checks import check, scratch
 from belljar.conformance.processes import own_memory
 from belljar.conformance.report_data import Look
-from belljar.conformance.stage import Stage
+from belljar.conformance.stage import Stage, check, scratch
 from belljar.errors import FileError
 from belljar.sandbox.blocking import Sandbox
 

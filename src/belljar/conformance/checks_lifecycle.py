@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest import mock
 
 from belljar.backends.linux import cgroup, seccomp
-from belljar.conformance.checks import check
 from belljar.conformance.footprint import find_leftovers, list_control_groups, take_footprint
 from belljar.conformance.posture import status
 from belljar.conformance.processes import (
@@ -31,7 +30,7 @@ from belljar.conformance.processes import (
     wait_until,
 )
 from belljar.conformance.report_data import Look, NotHere, NotRun
-from belljar.conformance.stage import Stage, is_visible
+from belljar.conformance.stage import Stage, check, is_visible
 from belljar.environment.environment import Environment
 from belljar.errors import BackendUnavailable, SandboxError, SandboxPaused
 from belljar.sandbox import channel

@@ -9,7 +9,6 @@ import warnings
 
 from belljar.backends.linux.posture import most_files
 from belljar.conformance.attempts import MIB
-from belljar.conformance.checks import check
 from belljar.conformance.processes import (
     Counters,
     family,
@@ -20,7 +19,7 @@ from belljar.conformance.processes import (
 )
 from belljar.conformance.programs import ANSWERED_INSIDE, find_program
 from belljar.conformance.report_data import Look, NotHere
-from belljar.conformance.stage import Stage, is_visible
+from belljar.conformance.stage import Stage, check, is_visible
 from belljar.errors import FileError, LimitNotEnforceable, SandboxError
 from belljar.results.execution import Outcome
 from belljar.sandbox.blocking import Sandbox

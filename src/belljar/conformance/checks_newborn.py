@@ -9,11 +9,10 @@ from unittest import mock
 
 from belljar.backends.native import backend as native
 from belljar.conformance.canaries import collect_output
-from belljar.conformance.checks import check, scratch
 from belljar.conformance.processes import alive, init_of, process
 from belljar.conformance.programs import find_program
 from belljar.conformance.report_data import Look, NotRun
-from belljar.conformance.stage import Stage
+from belljar.conformance.stage import Stage, check, scratch
 from belljar.environment import environment
 
 _DESCRIBE = """

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import belljar
 from belljar.backends import bundle
-from belljar.conformance.checks import check, scratch
 from belljar.conformance.processes import alive, init_of
 from belljar.conformance.programs import find_program
 from belljar.conformance.report_data import Look
-from belljar.conformance.stage import Stage
+from belljar.conformance.stage import Stage, check, scratch
 from belljar.errors import ExecutionError, FileError, InvalidOption
 from belljar.protocol.values import Encoded
 from belljar.results.execution import Execution

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from belljar.conformance.attempts import MIB
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, collect_output
-from belljar.conformance.checks import check
 from belljar.conformance.posture import posture, status
 from belljar.conformance.processes import TooLate, init_of, tree, wait_until
 from belljar.conformance.programs import find_program, shared_source
 from belljar.conformance.report_data import Look, NotHere
-from belljar.conformance.stage import Stage, is_visible
+from belljar.conformance.stage import Stage, check, is_visible
 
 _OUTSIDE = "the host sees gVisor's kernel, not the guest's processes"
 _UNSEEN = "this user may not inspect the guest's processes"

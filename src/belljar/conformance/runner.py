@@ -17,7 +17,6 @@ from belljar import __version__
 from belljar.backends.isolation import Isolation
 from belljar.conformance import attempts
 from belljar.conformance.canaries import ENVIRONMENT_SECRET, VARIABLE, Canaries
-from belljar.conformance.checks import Check, checks
 from belljar.conformance.controls import ControlRuns
 from belljar.conformance.footprint import find_leftovers, take_footprint
 from belljar.conformance.programs import Program, programs
@@ -34,7 +33,7 @@ from belljar.conformance.report_data import (
 )
 from belljar.conformance.rows import ROWS, Row, explain_mechanisms
 from belljar.conformance.setting import Setting, machine_lock, remove_stale_directories
-from belljar.conformance.stage import Make, Stage
+from belljar.conformance.stage import Check, Make, Stage, checks
 from belljar.sandbox.blocking import Sandbox
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what is next

@@ -1,16 +1,21 @@
-"""Where attempts are made: the sandboxes of one setting, and the canaries on the host."""
+"""Where attempts are made: the sandboxes of one setting, and the canaries on the host. And the
+registry of checks: rows about the host's side, each with its oracle and its control."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from belljar.conformance.canaries import Canaries
 from belljar.conformance.posture import posture
 from belljar.conformance.programs import Program, shared_source
 from belljar.conformance.report_data import Look
-from belljar.conformance.setting import Setting
+from belljar.conformance.setting import Setting, temp_prefix
 from belljar.errors import SandboxError
 from belljar.results.execution import Execution
 from belljar.sandbox.blocking import Sandbox
@@ -84,3 +89,47 @@ def is_visible(pid: int) -> bool:
     except PermissionError:
         return False
     return True
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+Body = Callable[[Stage, Look], None]
+
+_MODULES = (
+    *("checks_files", "checks_values", "checks_limits", "checks_lifecycle", "checks_newborn"),
+    "checks_walls",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    name: str
+    rows: tuple[int, ...]
+    what: str
+    expected: str
+    run: Body
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(*rows: int, what: str, expected: str) -> Callable[[Body], Body]:
+    def register(body: Body) -> Body:
+        name = body.__name__
+        _CHECKS[name] = Check(name=name, rows=rows, what=what, expected=expected, run=body)
+        return body
+
+    return register
+
+
+def checks() -> tuple[Check, ...]:
+    for module in _MODULES:
+        importlib.import_module(f"belljar.conformance.{module}")
+    return tuple(_CHECKS.values())
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary directory on the host for one check."""
+    with tempfile.TemporaryDirectory(prefix=temp_prefix("check")) as directory:
+        yield Path(directory)

@@ -3,11 +3,12 @@ pandas, polars and pyarrow are tables: HTML, data, CSV."""
 
 import base64
 import builtins
+import contextlib
 import importlib
 import io
 import json
 import sys
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Tuple, Union
 
 from ..protocol import messages, values, wire
 from . import figures, libraries
@@ -42,6 +43,22 @@ def install(
     _show = send
     builtins.display = show  # type: ignore[attr-defined]
     libraries.install(show, show_figures, finish)
+
+
+def send_bundle(bundle: Bundle) -> None:
+    if _show is not None:
+        _show(bundle, False)
+
+
+@contextlib.contextmanager
+def capture_bundles(captured: "List[Bundle]") -> "Iterator[None]":
+    """Meanwhile, results go to this list instead of to the caller."""
+    global _show
+    before, _show = _show, lambda bundle, main: captured.append(bundle)
+    try:
+        yield
+    finally:
+        _show = before
 
 
 class Handle:

@@ -28,6 +28,7 @@ def install(
         "matplotlib.axes._axes": lambda module: chart_elements.record_calls(module.Axes),
         "plotly.io._renderers": lambda module: _change_plotly(module, show),
         "altair": lambda module: _change_altair(module, show),
+        "tqdm.notebook": _change_tqdm,
         "IPython.core.display_functions": lambda module: _change_ipython(module, show),
     }
     for name in arrange.keys() & sys.modules.keys():
@@ -99,6 +100,13 @@ def _change_altair(module: Any, show: Show) -> None:
     chart.display = lambda self, *args, **options: show(self)
 
 
+def _change_tqdm(module: Any) -> None:
+    """Its bar is a widget, for which a sandbox has no page: show the bar of text."""
+    std = importlib.import_module("tqdm.std")
+    module.tqdm = module.tqdm_notebook = std.tqdm
+    module.trange = module.tnrange = std.trange
+
+
 def _change_ipython(module: Any, show: Show) -> None:
     """Much code begins with `from IPython.display import display`."""
     module.display = show
@@ -146,24 +154,6 @@ class _StandInFinder:
             module.version_info = _VERSION
             module.__version__ = ".".join(map(str, _VERSION))
             importlib.import_module("IPython.display")  # `IPython.display.HTML` needs no import
-
-
-class _Shell:
-    """What `get_ipython()` gives in a notebook. Libraries ask for it in order to find out where
-    they are: the rest is imported when the code uses it."""
-
-    def __init__(self) -> None:
-        self.config: Dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        from . import magics
-
-        return getattr(magics.SHELL, name)
-
-
-def install_shell() -> None:
-    shell = _Shell()
-    builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]
 
 
 class DisplayObject:

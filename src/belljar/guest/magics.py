@@ -1,23 +1,27 @@
 """What `!` and `%` lines of a cell do, and what `get_ipython()` gives."""
 
-import ast
 import contextlib
-import importlib.metadata
 import os
 import re
-import signal
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import timeit
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ..protocol import messages
+from . import display, shell_commands
+from .shell_commands import expand, explain_unknown, run_program
 
 # Accepted, and without effect: figures are shown anyway, and nothing is to be reloaded.
 IDLE = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload")
 ALIASES = ("cat", "cp", "head", "ls", "mkdir", "mv", "rm", "tail", "wc")
+SHELLS = ("bash", "sh")
+SHORT = 30_000  # characters of a script: an argument has at most 128 KiB
+CONTENT = {"html": "text/html", "latex": "text/latex", "markdown": "text/markdown"}
 REPEATS = 7  # of a measurement by %timeit
 
 
@@ -25,14 +29,6 @@ class UsageError(Exception):
     """A magic that does not exist, or that cannot do what it was told."""
 
     __module__ = "builtins"  # so that a traceback shows the name alone
-
-
-def explain_unknown(magic: str, known: "Iterable[str]") -> str:
-    """`magic` with its `%` or `%%`."""
-    name = magic.lstrip("%")
-    sign = magic[: -len(name)]
-    hint = _HINTS.get(name) or f"there are {', '.join(sign + each for each in known)}"
-    return f"there is no magic {magic} here: {hint}"
 
 
 class Shell:
@@ -52,13 +48,13 @@ class Shell:
 
     def system(self, cmd: str) -> None:
         """`!cmd`: run it in a shell; its output is output of the cell."""
-        self._system(_expand(cmd, sys._getframe(1)))
+        self._system(expand(cmd, sys._getframe(1)))
 
     def getoutput(self, cmd: str) -> List[str]:
         """`x = !cmd`: the lines that it writes to its standard output."""
-        command = _expand(cmd, sys._getframe(1))
-        output, status = _run(_shell(), ["-c", command], capture=True)
-        self._note(status)
+        command = expand(cmd, sys._getframe(1))
+        output, status = shell_commands.run_command(command, capture=True)
+        self._note(status, command)
         return output.decode("utf-8", "replace").splitlines()
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
@@ -67,12 +63,14 @@ class Shell:
         if magic_name not in LINE_MAGICS:
             raise UsageError(explain_unknown(f"%{magic_name}", LINE_MAGICS))
         if magic_name not in ("time", "timeit"):
-            line = _expand(line, sys._getframe(_stack_depth))
+            line = expand(line, sys._getframe(_stack_depth))
         return LINE_MAGICS[magic_name](self, line)
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
         if magic_name not in CELL_MAGICS:
             raise UsageError(explain_unknown(f"%%{magic_name}", CELL_MAGICS))
+        if magic_name not in ("time", "timeit"):
+            line = expand(line, sys._getframe(1))
         return CELL_MAGICS[magic_name](self, line, cell)
 
     def magic(self, arg_s: str) -> Any:
@@ -107,6 +105,30 @@ class Shell:
     def stop_cell(self, value: Any) -> Any:
         return self.stop_clock(self._started, value)
 
+    # -- captured output
+
+    @contextlib.contextmanager
+    def capture(self, line: str) -> "Iterator[None]":
+        words, captured = line.split(), Captured()
+        with contextlib.ExitStack() as stack:
+            for name in ("stdout", "stderr"):
+                if f"--no-{name}" not in words:
+                    stack.enter_context(captured.redirect(name))
+            if "--no-display" not in words:
+                stack.enter_context(display.capture_bundles(captured.bundles))
+            self.user_ns.update((name, captured) for name in words if not name.startswith("-"))
+            yield
+            if "matplotlib.pyplot" in sys.modules:
+                sys.modules["matplotlib.pyplot"].show()  # the open figures
+
+    def _capture(self, line: str, cell: str) -> None:
+        with self.capture(line):
+            exec(compile(cell, "<capture>", "exec", dont_inherit=True), self.user_ns)
+
+    def show_value(self, value: Any) -> None:
+        if value is not None:
+            display.show(value)
+
     # -- magics
 
     def _time(self, line: str, cell: str = "") -> Any:
@@ -118,8 +140,8 @@ class Shell:
             exec(compile(code, "<time>", "exec", dont_inherit=True), self.user_ns)
         return self.stop_clock(started, made)
 
-    def _timeit(self, line: str, cell: str = "") -> None:
-        given = re.match(r"(?:-[nr]\s*\d+\s+)*", line + " ")
+    def _timeit(self, line: str, cell: str = "") -> "Optional[TimeitResult]":
+        given = re.match(r"(?:-(?:[nrp]\s*\d+|[cotq]+)\s+)*", line + " ")
         options = "" if given is None else given[0].strip()
         setup = (line + " ")[len(options) :].strip()
         numbers = dict(re.findall(r"-([nr])\s*(\d+)", options))
@@ -129,12 +151,29 @@ class Shell:
             else timeit.Timer(setup or "pass", globals=self.user_ns)
         )
         loops = int(numbers["n"]) if "n" in numbers else timer.autorange()[0]
-        runs = [each / loops for each in timer.repeat(int(numbers.get("r", REPEATS)), loops)]
-        mean, spread = statistics.mean(runs), statistics.pstdev(runs)
-        print(
-            f"{_format_time(mean)} \u00b1 {_format_time(spread)} per loop "
-            f"(mean \u00b1 std. dev. of {len(runs)} runs, {loops:,} loops each)"
-        )
+        made = TimeitResult(loops, timer.repeat(int(numbers.get("r", REPEATS)), loops))
+        flags = "".join(re.findall(r"-([cotq]+)", options))
+        if "q" not in flags:
+            print(made)
+        return made if "o" in flags else None
+
+    def _who(self, line: str) -> List[str]:
+        """The names of the code, of these types if some are named."""
+        kinds = line.split()
+        names = sorted(name for name in self.user_ns if not name.startswith("_"))
+        return [n for n in names if not kinds or type(self.user_ns[n]).__name__ in kinds]
+
+    def _print_who(self, line: str) -> None:
+        print("\t ".join(self._who(line)) or "Interactive namespace is empty.")
+
+    def _print_whos(self, line: str) -> None:
+        rows = [("Variable", "Type", "Data/Info"), ("-" * 8, "-" * 4, "-" * 9)]
+        for name in self._who(line):
+            value = self.user_ns[name]
+            rows.append((name, type(value).__name__, _summarize(value)))
+        widths = [max(len(row[place]) for row in rows) for place in (0, 1)]
+        for name, kind, info in rows:
+            print(f"{name:<{widths[0]}}   {kind:<{widths[1]}}   {info}")
 
     def _cd(self, line: str) -> None:
         path = self._previous if line == "-" else os.path.expanduser(line.strip("'\"") or "~")
@@ -155,53 +194,161 @@ class Shell:
             raise UsageError(f"%env: there is no variable {line}")
         return os.environ[line] if line else dict(os.environ)
 
-    def _install(self, line: str) -> None:
-        self._system(f"pip {line}")
-
     def _system(self, command: str) -> None:
-        missing = explain_install(command)
+        missing = shell_commands.explain_install(command)
         if missing is None:
-            self._note(_run(_shell(), ["-c", command])[1])
+            self._note(shell_commands.run_command(command)[1], command)
         else:
             self.user_ns["_exit_code"] = int(bool(missing))
 
-    def _note(self, status: int) -> None:
+    def _note(self, status: int, command: str) -> None:
         self.user_ns["_exit_code"] = status
         if status:
             print(f"[exit status {status}]", file=sys.stderr)
+            shell_commands.explain_failure(command)
 
     def _script(self, line: str, cell: str) -> None:
-        program, *arguments = line.split() or [_shell()]
-        status = _run(program, [*arguments, "-c", cell])[1]
+        words, names = shlex.split(line), {}
+        for option in ("--out", "--err"):
+            if option in words[:-1]:
+                place = words.index(option)
+                names[option[2:]] = words[place + 1]
+                del words[place : place + 2]
+        argv = [word for word in words if word != "--no-raise-error"]
+        unknown = [word for word in argv if word in ("--bg", "--proc", "--out", "--err")]
+        if unknown or not argv:
+            what = f"{unknown[0]} cannot be used like this" if unknown else "which program?"
+            raise UsageError(f"{what}: %%script PROGRAM [--out NAME] [--err NAME] ...")
+        if argv[0] in SHELLS and not {"-c", "-s"}.intersection(argv) and len(cell) < SHORT:
+            # Else a command that reads its input would take the rest of the script.
+            command, text = [*argv, "-c", cell], None
+        else:
+            command, text = argv, cell
+        if shutil.which(argv[0]) is None:
+            raise UsageError(f"there is no program {argv[0]!r} here")
+        *texts, status = run_program(command, text, out="out" in names, err="err" in names)
+        for name, written in zip(("out", "err"), texts):
+            if name in names:
+                self.user_ns[names[name]] = written.decode("utf-8", "replace")
         self.user_ns["_exit_code"] = status
-        if status:
-            raise subprocess.CalledProcessError(status, program)
+        if status and argv == words:
+            shell_commands.explain_failure(cell)
+            raise subprocess.CalledProcessError(status, argv[0], *texts)
 
     def _writefile(self, line: str, cell: str) -> None:
-        path = _expand(line.replace("-a ", "", 1).strip(), sys._getframe(2)).strip("'\"")
+        path = line.replace("-a ", "", 1).strip().strip("'\"")
         appends = line.startswith("-a ")
         with open(os.path.expanduser(path), "a" if appends else "w", encoding="utf-8") as file:
             file.write(cell if cell.endswith("\n") else cell + "\n")
         print(f"{'Appending to' if appends else 'Writing'} {path}")
 
 
+class TimeitResult:
+    """What `%timeit -o` gives: seconds of a loop."""
+
+    def __init__(self, loops: int, all_runs: List[float]) -> None:
+        self.loops, self.repeat, self.all_runs = loops, len(all_runs), all_runs
+        self.timings = [each / loops for each in all_runs]
+        self.best, self.worst = min(self.timings), max(self.timings)
+        self.average, self.stdev = statistics.mean(self.timings), statistics.pstdev(self.timings)
+
+    def __str__(self) -> str:
+        return (
+            f"{_format_time(self.average)} \u00b1 {_format_time(self.stdev)} per loop (mean \u00b1 "
+            f"std. dev. of {self.repeat} run{'s' * (self.repeat > 1)}, "
+            f"{self.loops:,} loop{'s' * (self.loops > 1)} each)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<TimeitResult : {self}>"
+
+
+class Captured:
+    """What `%%capture NAME` gives: output and results of a cell."""
+
+    def __init__(self) -> None:
+        self.stdout = self.stderr = ""
+        self.bundles: List[display.Bundle] = []
+
+    @contextlib.contextmanager
+    def redirect(self, name: str) -> "Iterator[None]":
+        """By its descriptor, for the commands of the cell."""
+        fd = 1 if name == "stdout" else 2
+        with tempfile.TemporaryFile() as file:
+            before = os.dup(fd)
+            os.dup2(file.fileno(), fd)
+            try:
+                yield
+            finally:
+                os.dup2(before, fd)
+                os.close(before)
+                file.seek(0)
+                setattr(self, name, file.read().decode("utf-8", "replace"))
+
+    @property
+    def outputs(self) -> "List[_Output]":
+        return [_Output(bundle) for bundle in self.bundles]
+
+    def show(self) -> None:
+        sys.stdout.write(self.stdout)
+        sys.stderr.write(self.stderr)
+        for bundle in self.bundles:
+            display.send_bundle(bundle)
+
+    __call__ = show
+
+    def __str__(self) -> str:
+        return self.stdout
+
+
+class _Output:
+    def __init__(self, data: display.Bundle) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return str(self.data.get("text/plain"))
+
+    def _repr_mimebundle_(self, **options: Any) -> display.Bundle:
+        return self.data
+
+
+def _summarize(value: Any) -> str:
+    if hasattr(value, "shape"):
+        return f"Shape: {value.shape}"
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        return f"n={len(value)}"
+    return repr(value).replace("\n", " ")[:60]
+
+
+def _content(mime: str) -> "Callable[[Shell, str, str], None]":
+    return lambda shell, line, cell: display.send_bundle({mime: cell})
+
+
 def _alias(program: str) -> "Callable[[Shell, str], None]":
     return lambda shell, line: shell._system(f"{program} {line}")
+
+
+def _interpreter(program: str) -> "Callable[[Shell, str, str], None]":
+    return lambda shell, line, cell: shell._script(f"{program} {line}", cell)
 
 
 LINE_MAGICS: "Dict[str, Callable[[Shell, str], Any]]" = {
     "cd": Shell._cd,
     "env": Shell._env,
     "set_env": Shell._env,
-    "pip": Shell._install,
     "pwd": lambda shell, line: os.getcwd(),
     "time": Shell._time,
     "timeit": Shell._timeit,
-    **{program: _alias(program) for program in ALIASES},
+    "who": Shell._print_who,
+    "who_ls": Shell._who,
+    "whos": Shell._print_whos,
+    **{program: _alias(program) for program in (*ALIASES, "pip")},
 }
 CELL_MAGICS: "Dict[str, Callable[[Shell, str, str], Any]]" = {
-    "bash": lambda shell, line, cell: shell._script("bash", cell),
-    "sh": lambda shell, line, cell: shell._script("sh", cell),
+    **{program: _interpreter(program) for program in (*SHELLS, "perl", "ruby")},
+    **dict.fromkeys(("python", "python3"), _interpreter(shlex.quote(sys.executable or "python3"))),
+    **{name: _content(mime) for name, mime in CONTENT.items()},
+    "capture": Shell._capture,
     "script": Shell._script,
     "time": Shell._time,
     "timeit": Shell._timeit,
@@ -224,83 +371,6 @@ class _Registrations:
     unregister = for_type = for_type_by_name = register
 
 
-# -- commands -------------------------------------------------------------------------------------
-
-_EXPANDED = re.compile(r"\{\{|\}\}|(?<!\$)\{([^{}]+)\}|\$\$|\$([A-Za-z_]\w*)")
-_INSTALL = re.compile(
-    r"(?:sudo\s+)?(?:\S*python\S*\s+-m\s+)?(?:uv\s+)?(pip\d?|conda|mamba|apt|apt-get)\s"
-    r"(?:[^;&|]*\s)?install\b([^;&|]*)\Z"
-)
-_PROJECT = re.compile(r"['\"]?([A-Za-z0-9][\w.-]*)")
-
-
-def _expand(text: str, frame: Any) -> str:
-    """Replace `{expression}` and `$variable` by values of the code, where they have one."""
-
-    def replace(found: "re.Match[str]") -> str:
-        if found[0] in ("{{", "}}", "$$"):
-            return found[0][0]
-        if found[2] is not None:
-            known = {**frame.f_globals, **frame.f_locals}
-            return str(known[found[2]]) if found[2] in known else found[0]
-        try:
-            if isinstance(ast.parse(found[1].strip(), mode="eval").body, ast.Tuple):
-                return found[0]  # {a,b} of the shell
-            return str(eval(found[1].strip(), frame.f_globals, frame.f_locals))
-        except Exception:  # it is meant for the shell: awk '{print}'
-            return found[0]
-
-    return _EXPANDED.sub(replace, text)
-
-
-def _shell() -> str:
-    return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-
-
-def _run(program: str, arguments: List[str], capture: bool = False) -> "Tuple[bytes, int]":
-    """Its standard output, if it is captured, and its exit status. It writes to the pipes of the
-    cell itself, so that the order of all output is kept."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    process = subprocess.Popen(
-        [program, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if capture else None,
-        start_new_session=True,
-    )
-    try:
-        output = process.communicate()[0]
-    except BaseException:  # a limit, or the caller: the command ends with the cell
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    status = process.returncode
-    return output or b"", 128 - status if status < 0 else status
-
-
-def explain_install(command: str) -> Optional[List[str]]:
-    """Say why nothing is installed, and what is there. None if the command installs nothing, else
-    the packages that are missing."""
-    found = _INSTALL.match(command.strip())
-    if found is None:
-        return None
-    print(f"{found[1]} installs nothing here: packages are fixed when the sandbox starts.")
-    words = [] if re.search(r"\s(-r|--requirement)\b", found[2]) else found[2].split()
-    projects = [_PROJECT.match(word) for word in words if not word.startswith("-")]
-    missing = []
-    for project in filter(None, projects):
-        try:
-            print(f"{project[1]} {importlib.metadata.version(project[1])} is there.")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(project[1])
-    if missing or not projects:
-        listed = ", ".join(map(repr, missing)) or "..."
-        print(f"Not there: {listed}. " if missing else "", end="")
-        print(f"They are given at its start: Sandbox(packages=[{listed}]).")
-    return missing
-
-
 def _format_time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
         if seconds >= size:
@@ -309,56 +379,3 @@ def _format_time(seconds: float) -> str:
 
 
 SHELL = Shell()
-
-
-# -- lines that are not Python --------------------------------------------------------------------
-
-_CELL_MAGIC = re.compile(r"%%(\w+)")
-_LINE = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
-_HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
-_INSTALLS = re.compile(r"(?:\S*python\S* -m )?(?:uv )?(?:pip\d?|conda|mamba|apt|apt-get)\b")
-
-_PACKAGES_HINT = (
-    "a cell installs no packages: name them in the sandbox's environment, "
-    "Environment(name, packages=[...])"
-)
-_COMMANDS_HINT = (
-    "use Python (os, pathlib, subprocess), or run commands from the host with "
-    "sandbox.commands.run()"
-)
-_TIME_HINT = "measure with time.perf_counter(), or read the duration of the Execution"
-_HINTS = {
-    **dict.fromkeys(("pip", "conda", "mamba", "uv"), _PACKAGES_HINT),
-    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "ls", "cat", "pwd"), _COMMANDS_HINT),
-    **dict.fromkeys(("time", "timeit", "prun"), _TIME_HINT),
-    "writefile": "write it with open(), or from the host with sandbox.files.write()",
-    "run": "use runpy.run_path()",
-    "cd": "use os.chdir()",
-    "env": "use os.environ",
-    "pylab": "import numpy and matplotlib.pyplot by name",
-}
-
-
-def explain_magic(code: str) -> Optional[str]:
-    """What to write instead of notebook syntax that does not compile; None for other errors."""
-    cell = _CELL_MAGIC.match(code.lstrip())
-    if cell:
-        return _advise(f"%%{cell[1]}", _HINTS.get(cell[1]))
-    lines = code.split("\n")
-    number = messages.find_syntax_error(code)
-    if number is None or number > len(lines):
-        return None
-    line = lines[number - 1].strip()
-    found, help_ = _LINE.match(line), _HELP.match(line)
-    if help_:
-        return _advise(f"{line[:40]!r}", f"use help({(help_[1] or help_[2])[:80]})")
-    if found is None:
-        return None
-    if found[1]:
-        return _advise("!", _PACKAGES_HINT if _INSTALLS.match(found[2]) else _COMMANDS_HINT)
-    return _advise(f"%{found[3]}", _HINTS.get(found[3]))
-
-
-def _advise(what: str, instead: Optional[str]) -> str:
-    said = f"{what} is notebook syntax, not Python"
-    return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

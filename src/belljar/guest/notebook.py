@@ -7,9 +7,12 @@ magics.py on the same line, so that tracebacks point into the cell.
 import ast
 import contextlib
 import re
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from .magics import CELL_MAGICS, IDLE, LINE_MAGICS, explain_magic, explain_unknown
+from ..protocol import messages
+from .magics import CELL_MAGICS, IDLE, LINE_MAGICS
+from .shell_commands import COMMANDS_HINT, HINTS, PACKAGES_HINT, explain_unknown
+from .streams import ends_silently
 
 FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -27,9 +30,9 @@ def parse_cell(code: str, name: str) -> Any:
     if cell is None:
         return _parse_lines(code, name)
     number, (magic, line), body = code[: cell.end(1)].count("\n") + 1, cell.groups(), cell.end()
-    if magic == "time":
-        blank = "\n" * code[:body].count("\n")
-        return _measure(_parse_body(blank + code[body:], name))
+    if magic in ("time", "capture"):
+        tree = _parse_body("\n" * code[:body].count("\n") + code[body:], name)
+        return _measure(tree) if magic == "time" else _capture(tree, line, code)
     if magic not in CELL_MAGICS:
         raise _unknown(f"%%{magic}", CELL_MAGICS, (name, number, 1, cell[0].strip()))
     call = f"get_ipython().run_cell_magic({magic!r}, {line.strip()!r}, {code[body:]!r})"
@@ -42,10 +45,9 @@ def parse_cell(code: str, name: str) -> Any:
 
 
 def _parse_body(code: str, name: str) -> Any:
-    try:
+    with contextlib.suppress(SyntaxError):
         return compile(code, name, "exec", FLAGS)
-    except SyntaxError:
-        return _parse_lines(code, name)
+    return parse_cell(code, name)  # it may begin with another magic
 
 
 def _parse_lines(code: str, name: str) -> Any:
@@ -143,6 +145,19 @@ def _measure(tree: Any) -> Any:
     return ast.fix_missing_locations(tree)
 
 
+def _capture(tree: Any, line: str, code: str) -> Any:
+    """Capture the output of a whole cell, and the value of its last expression with it."""
+    made = ast.parse(f"with get_ipython().capture({line!r}): get_ipython().show_value(None)")
+    block: Any = made.body[0]
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr) and not ends_silently(code, last):
+        show = block.body[0].value
+        show.args[0], last.value = last.value, ast.copy_location(show, last)
+    block.body = tree.body or block.body
+    tree.body = [block]
+    return ast.fix_missing_locations(tree)
+
+
 def _unknown(magic: str, known: Iterable[str], at: At) -> SyntaxError:
     return SyntaxError(explain_unknown(magic, known), at)
 
@@ -180,3 +195,36 @@ class _Scanner:
                 self._depth += 1 if token[0] in "([{" else -1
         if len(self._quote) == 1 and not line.endswith("\\"):
             self._quote = ""  # not closed: Python will say so
+
+
+# -- without notebook=True ------------------------------------------------------------------------
+
+_CELL_MAGIC = re.compile(r"%%(\w+)")
+_HABIT = re.compile(r"(?:[\w., \t]+=)?[ \t]*(?:(!+)[ \t]*(.*)|%([A-Za-z]\w*)[ \t]*(.*))")
+_HELP = re.compile(r"\?{1,2}[ \t]*([\w.]+)[ \t]*$|([\w.]+)[ \t]*\?{1,2}[ \t]*$")
+_INSTALLS = re.compile(r"(?:\S*python\S* -m )?(?:uv )?(?:pip\d?|conda|mamba|apt|apt-get)\b")
+
+
+def explain_magic(code: str) -> Optional[str]:
+    """What to write instead of notebook syntax that does not compile; None for other errors."""
+    cell = _CELL_MAGIC.match(code.lstrip())
+    if cell:
+        return _advise(f"%%{cell[1]}", HINTS.get(cell[1]))
+    lines = code.split("\n")
+    number = messages.find_syntax_error(code)
+    if number is None or number > len(lines):
+        return None
+    line = lines[number - 1].strip()
+    found, help_ = _HABIT.match(line), _HELP.match(line)
+    if help_:
+        return _advise(f"{line[:40]!r}", f"use help({(help_[1] or help_[2])[:80]})")
+    if found is None:
+        return None
+    if found[1]:
+        return _advise("!", PACKAGES_HINT if _INSTALLS.match(found[2]) else COMMANDS_HINT)
+    return _advise(f"%{found[3]}", HINTS.get(found[3]))
+
+
+def _advise(what: str, instead: Optional[str]) -> str:
+    said = f"{what} is notebook syntax, not Python"
+    return f"{said}: {instead}" if instead else f"{said}; there are no magics here"

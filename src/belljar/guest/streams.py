@@ -210,6 +210,17 @@ def list_threads() -> List[int]:
 
 # -- source text ----------------------------------------------------------------------------------
 
+
+def ends_silently(code: str, last: Any) -> bool:
+    """True if a semicolon follows the last statement: a notebook does not show its value then."""
+    if ";" not in code:
+        return False
+    lines = code.encode("utf-8", "replace").splitlines()[last.end_lineno - 1 :]
+    lines[:1] = [line[last.end_col_offset :] for line in lines[:1]]
+    rest = b"".join(line.partition(b"#")[0] for line in lines)
+    return b";" in rest and not rest.strip(b" \t\f\\);")
+
+
 MAX_LASTING = 1000  # cells that defined functions or classes, whose source is needed later
 MAX_PASSING = 50  # other cells: only the traceback of a kept exception leads to them
 MAX_SOURCE = 16 * 1024 * 1024  # characters, for each of both

@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 
 from ..protocol import messages, values, wire
 from ..protocol.buffers import close_all
-from . import display, figures, fork_state, functions, libraries, streams
+from . import display, figures, fork_state, functions, streams
 from .streams import SourceCache
 from .worker_channel import WorkerChannel
 
@@ -320,7 +320,7 @@ class Worker:
         """Set `sys.argv` and `__file__` for the code of a file; returns its name in tracebacks."""
         display.as_csv = bool(header.get("csv"))
         if header.get("notebook") and not hasattr(builtins, "get_ipython"):
-            libraries.install_shell()
+            _install_shell()
         if "argv" in header:
             sys.argv = list(header["argv"])
         file: Optional[str] = header.get("file")
@@ -361,14 +361,15 @@ class Worker:
         if expression is not None:
             self._sources.keep_lasting(name, expression)
             return eval(expression, namespace)
-        tree = _parse_cell(code, name, header.get("notebook") is True)
+        in_notebook = header.get("notebook") is True
+        tree = _parse_cell(code, name, in_notebook)
         returns = header.get("return") is True
         if returns and _allow_return(tree):
             namespace[_RETURN] = functions.CellReturn
         # The last expression becomes an assignment, so that the cell stays one piece of code:
         # with a top-level `await` anywhere, all of it runs in one coroutine.
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = tree.body[-1]
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr) and not (in_notebook and streams.ends_silently(code, last)):
             target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
             tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -432,7 +433,7 @@ class Worker:
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is not None and pyplot.get_fignums():
             for bundle in figures.close_open_figures(pyplot):
-                self._show(dict(bundle), False)
+                display.send_bundle(dict(bundle))
 
     def _show_light(self, text: str) -> bool:
         """Send a short text together with the end of the cell, which follows at once. False if it
@@ -508,6 +509,24 @@ class Worker:
         }
 
 
+class _Shell:
+    """What `get_ipython()` gives in a notebook. Libraries ask for it in order to find out where
+    they are: the rest is imported when the code uses it."""
+
+    def __init__(self) -> None:
+        self.config: Dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        from . import magics
+
+        return getattr(magics.SHELL, name)
+
+
+def _install_shell() -> None:
+    shell = _Shell()
+    builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]
+
+
 def _compile_expression(code: str, name: str) -> Any:
     """Compile code that is one short expression, which needs no syntax tree; else None."""
     if len(code) > SHORT or not code or code[0].isspace() or "\n" in code or "await" in code:
@@ -532,9 +551,9 @@ def _parse_cell(code: str, name: str, in_notebook: bool) -> Any:
     try:
         return compile(code, name, "exec", flags)
     except SyntaxError as error:
-        from . import magics
+        from . import notebook
 
-        advice = magics.explain_magic(code)
+        advice = notebook.explain_magic(code)
         if advice:
             error.msg = f"{error.msg} ({advice})"
         raise
