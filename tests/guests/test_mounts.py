@@ -65,6 +65,31 @@ def test_a_writable_directory_is_the_hosts_own(make_sandbox, shown):
     assert (shown / "made").read_text() == "by the guest"
 
 
+@gvisor.WRITABLE
+def test_a_writable_file_is_written_in_place(make_sandbox, shown):
+    """No other file can take its place: the kernel does not rename over a mount."""
+    file = shown / "f.txt"
+    file.chmod(0o666)
+    inode = file.stat().st_ino
+    sandbox = make_sandbox(mounts=[Mount(str(file), "/mnt/f.txt", read_only=False)])
+    assert sandbox.files.write("/mnt/f.txt", "by write").size == 8
+    assert (file.read_text(), file.stat().st_ino) == ("by write", inode)
+
+
+@gvisor.WRITABLE
+def test_a_file_in_a_writable_directory_keeps_its_owner(make_sandbox, shown):
+    shown.chmod(0o777)
+    file = shown / "f.txt"
+    file.chmod(0o666)
+    before = file.stat()
+    sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
+    sandbox.files.write("/mnt/out/f.txt", "new")
+    after = file.stat()
+    assert file.read_text() == "new"
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert stat.S_IMODE(after.st_mode) == 0o666
+
+
 SET_ID = """
 import os, subprocess
 def attempt(make):
