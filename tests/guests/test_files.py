@@ -223,6 +223,23 @@ def test_remove_takes_files_links_and_whole_trees(sandbox):
     assert sandbox.files.list() == []
 
 
+@pytest.mark.contract("native", "docker", "gvisor")
+@pytest.mark.parametrize("path", ["/workspace", ".", "d/..", "/tmp", "/home/user", "/dev/shm"])
+def test_a_mount_point_is_not_removed_nor_emptied(sandbox, path):
+    sandbox.files.make_dir("d")
+    sandbox.files.write(f"{path}/kept/f", "x")
+    with pytest.raises(FileError, match="is a mount point") as caught:
+        sandbox.files.remove(path)
+    assert caught.value.errno == errno.EBUSY
+    assert sandbox.files.read(f"{path}/kept/f") == "x"
+    sandbox.run_code(f"import os; os.symlink({path!r}, '/workspace/link')")
+    with pytest.raises(FileError, match="is a mount point"):
+        sandbox.files.remove("link/kept/..")
+    sandbox.files.remove("link")  # the link itself is none
+    sandbox.files.remove(f"{path}/kept")
+    assert not sandbox.files.exists(f"{path}/kept")
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 

@@ -227,8 +227,21 @@ def _make_dir(frame: wire.Frame) -> Answer:
 
 
 def _remove(frame: wire.Frame) -> Answer:
+    _refuse_mounts(frame.header["path"])
     removal.remove(frame.header["path"])
     return {}, b""
+
+
+def _refuse_mounts(path: str) -> None:
+    """A mount point cannot be removed: its content would be gone before the kernel says so."""
+    above, name = os.path.split(path)
+    # A link itself is removed, so the last name is not followed.
+    path = _resolve_missing(path) if name in ("", "..") else _join(_resolve_missing(above), name)
+    inner = [mount for mount in _list_mounts() if _is_below(mount, path)]
+    if path in inner:
+        raise OSError(errno.EBUSY, "it is a mount point; remove what it contains instead")
+    if inner:
+        raise OSError(errno.EBUSY, f"{inner[0]!r} is mounted inside; remove the other entries")
 
 
 def _find_mount(path: str) -> str:
