@@ -238,7 +238,7 @@ def begin(
             raise
         written = path  # the directory is not writable, but the file may be
     if written == path:
-        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below, below is None)
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below, follow=False)
     unfinished[partial] = written, path
     return fd
 
@@ -261,7 +261,8 @@ def _resemble(fd: int, status: os.stat_result) -> bool:
 def open_unfinished(partial: str, below: Optional[int] = None) -> int:
     if partial not in unfinished:  # its beginning was written to a guest that is gone
         raise OSError(errno.ESTALE, "the beginning of the file is lost")
-    return open_regular(unfinished[partial][0], os.O_WRONLY, below, below is None)
+    # The code may have put a link there.
+    return open_regular(unfinished[partial][0], os.O_WRONLY, below, follow=False)
 
 
 def finish(partial: str, below: Optional[int] = None) -> None:
