@@ -195,7 +195,9 @@ _BY_ERRNO: dict[int, type[FileError]] = {
 }
 
 
-def file_error(errno: int, path: str, message: str | None = None) -> FileError:
+def file_error(
+    errno: int, path: str, message: str | None = None, *, hint: str | None = None
+) -> FileError:
     """Give the error for `errno`, of the class that is also the matching builtin.
 
     >>> isinstance(file_error(2, "/workspace/a.csv"), FileNotFoundError)
@@ -203,7 +205,7 @@ def file_error(errno: int, path: str, message: str | None = None) -> FileError:
     """
     if message is None:
         message = f"{os.strerror(errno)}: {path!r}"
-    return _BY_ERRNO.get(errno, FileError)(message, errno=errno, path=path)
+    return _BY_ERRNO.get(errno, FileError)(message, errno=errno, path=path, hint=hint)
 
 
 class ExecutionError(SandboxError):

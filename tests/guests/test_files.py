@@ -223,6 +223,23 @@ def test_remove_takes_files_links_and_whole_trees(sandbox):
     assert sandbox.files.list() == []
 
 
+@pytest.mark.contract("native", "docker", "gvisor")
+@pytest.mark.parametrize("path", ["/workspace", ".", "d/..", "/tmp", "/home/user", "/dev/shm"])
+def test_a_mount_point_is_not_removed_nor_emptied(sandbox, path):
+    sandbox.files.make_dir("d")
+    sandbox.files.write(f"{path}/kept/f", "x")
+    with pytest.raises(FileError, match="is a mount point") as caught:
+        sandbox.files.remove(path)
+    assert caught.value.errno == errno.EBUSY
+    assert sandbox.files.read(f"{path}/kept/f") == "x"
+    sandbox.run_code(f"import os; os.symlink({path!r}, '/workspace/link')")
+    with pytest.raises(FileError, match="is a mount point"):
+        sandbox.files.remove("link/kept/..")
+    sandbox.files.remove("link")  # the link itself is none
+    sandbox.files.remove(f"{path}/kept")
+    assert not sandbox.files.exists(f"{path}/kept")
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 
@@ -439,11 +456,153 @@ def test_the_workspace_limit_holds_for_writes_from_outside_too(make_sandbox):
     with pytest.raises(FileError) as caught:
         sandbox.files.write("f", bytes(2 * MB))
     assert caught.value.errno == errno.ENOSPC
-    sandbox.files.remove("f")
+    assert "Limits(workspace=...)" in caught.value.hint
+    assert sandbox.files.list() == []
     assert sandbox.files.write("f", bytes(MB // 2)).size == MB // 2
     full = sandbox.run_code("open('g', 'wb').write(bytes(1 << 20))")
     assert full.outcome is Outcome.error
     assert full.error.name == "OSError"
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+@pytest.mark.parametrize("place", ["/workspace", "/tmp"])
+def test_a_file_that_does_not_fit_leaves_the_old_one_whole(make_sandbox, tmp_path, place):
+    """Both in parts and in one request."""
+    sandbox = make_sandbox(limits=Limits(workspace="12m", tmp="12m"))
+    old, new = b"old" * MB, os.urandom(10 * MB)
+    sandbox.files.write(f"{place}/d/f", old)
+    sandbox.run_code(f"import os; os.symlink('{place}/d/f', '{place}/link')")
+    (tmp_path / "new").write_bytes(new)
+    limit = {"/workspace": "workspace", "/tmp": "tmp"}[place]
+    for act in (
+        lambda: sandbox.files.write(f"{place}/d/f", new),
+        lambda: sandbox.files.write(f"{place}/link", new),
+        lambda: sandbox.files.upload(tmp_path / "new", f"{place}/d/f"),
+    ):
+        with pytest.raises(FileError) as caught:
+            act()
+        assert caught.value.errno == errno.ENOSPC
+        assert f"Limits({limit}=...)" in caught.value.hint
+        assert sandbox.files.read(f"{place}/d/f", format="bytes") == old
+        assert sandbox.run_code(f"import os; os.listdir('{place}/d')").value == ["f"]
+    sandbox.files.write(f"{place}/filler", bytes(8 * MB))
+    (tmp_path / "new").write_bytes(new[: 2 * MB])
+    for act in (
+        lambda: sandbox.files.write(f"{place}/d/f", new[: 2 * MB]),
+        lambda: sandbox.files.upload(tmp_path / "new", f"{place}/d/f"),
+    ):
+        with pytest.raises(FileError, match="space"):
+            act()
+        assert sandbox.files.read(f"{place}/d/f", format="bytes") == old
+        assert sandbox.run_code(f"os.listdir('{place}/d')").value == ["f"]
+    sandbox.files.remove(f"{place}/filler")
+    assert sandbox.files.write(f"{place}/d/f", new[: 8 * MB]).size == 8 * MB
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_an_upload_that_is_broken_off_leaves_the_old_file_whole(run_async, open_sandbox, tmp_path):
+    (tmp_path / "f").write_bytes(os.urandom(9 * MB))
+
+    async def enough(done, total):
+        raise KeyError("enough")
+
+    async def upload():
+        async with open_sandbox() as sandbox:
+            await sandbox.files.write("f", "old")
+            with pytest.raises(KeyError):
+                await sandbox.files.upload(tmp_path / "f", on_progress=enough)
+            assert await sandbox.files.read("f") == "old"
+            assert (await sandbox.run_code("import os; os.listdir()")).value == ["f"]
+
+    run_async(upload)
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_a_write_that_is_cancelled_leaves_the_old_file_whole(run_async, open_sandbox):
+    async def write():
+        async with open_sandbox() as sandbox:
+            await sandbox.files.write("f", "old")
+            ask = sandbox.files.call
+            with anyio.CancelScope() as scope:
+
+                async def cancel(path, header, *rest, **options):
+                    if header.get("offset"):
+                        scope.cancel()
+                    return await ask(path, header, *rest, **options)
+
+                sandbox.files.call = cancel
+                await sandbox.files.write("f", bytes(9 * MB))
+            assert scope.cancelled_caught
+            sandbox.files.call = ask
+            assert await sandbox.files.read("f") == "old"
+            assert (await sandbox.run_code("import os; os.listdir()")).value == ["f"]
+
+    run_async(write)
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_a_file_that_is_half_there_is_in_no_listing(run_async, open_sandbox, tmp_path):
+    (tmp_path / "f").write_bytes(bytes(9 * MB))
+
+    async def upload():
+        seen = []
+
+        async def look(done, total):  # awaited: the upload goes on after it
+            if seen:
+                return
+            seen.extend((await sandbox.run_code("import os; os.listdir()")).value)
+            assert [entry.name for entry in await sandbox.files.list()] == ["old"]
+            cell = await sandbox.run_code("open('other', 'w').close()")
+            assert (cell.files.created, cell.files.changed) == (("other",), ())
+            assert (await anext(events)).name == "other"
+
+        async with open_sandbox() as sandbox:
+            await sandbox.files.write("old", "x")
+            events = await sandbox.files.watch()
+            await sandbox.files.upload(tmp_path / "f", on_progress=look)
+            assert sorted(seen)[1:] == ["old"]
+            assert min(seen).startswith(".belljar-part-")
+            created = await anext(events)
+            await sandbox.files.write("old", bytes(9 * MB))
+            written = await anext(events)
+        assert (created.type, created.name) == ("created", "f")
+        assert (written.type, written.name) == ("written", "old")
+
+    run_async(upload)
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_a_file_that_is_replaced_keeps_its_mode_and_the_links_to_it(sandbox):
+    sandbox.run_code(
+        "import os\nos.mkdir('d'); open('d/f', 'w').write('old'); os.chmod('d/f', 0o751)\n"
+        "os.link('d/f', 'second'); os.symlink('d/f', 'link'); os.symlink('d/g', 'dangling')"
+    )
+    assert sandbox.files.write("link", "new").type == "symlink"
+    assert sandbox.files.write("dangling", "made").type == "symlink"
+    info = sandbox.files.stat("d/f")
+    assert (info.type, info.mode, info.size) == ("file", 0o751, 3)
+    assert sandbox.files.read("d/f") == "new"
+    assert sandbox.files.read("d/g") == "made"
+    assert sandbox.files.read("second") == "old"  # the other names stay with the old file
+
+
+@pytest.mark.contract("native", "docker", "gvisor")
+def test_a_file_is_written_in_place_where_no_other_can_be_made(sandbox, tmp_path):
+    sandbox.run_code(
+        "import os\nos.mkdir('d'); open('d/f', 'w').write('a long text'); os.chmod('d', 0o555)\n"
+        "os.mkdir('locked'); open('locked/f', 'w').write('old'); os.chmod('locked/f', 0o444)"
+    )
+    inode = sandbox.run_code("os.stat('d/f').st_ino").value
+    assert sandbox.files.write("d/f", bytes(5 * MB)).size == 5 * MB
+    (tmp_path / "f").write_text("uploaded")
+    sandbox.files.upload(tmp_path / "f", "d/f")
+    assert sandbox.files.read("d/f") == "uploaded"
+    assert sandbox.run_code("os.stat('d/f').st_ino").value == inode
+    with pytest.raises(PermissionError):
+        sandbox.files.write("d/new", "x")
+    with pytest.raises(PermissionError):
+        sandbox.files.write("locked/f", "x")  # only its directory is writable
+    assert sandbox.files.read("locked/f") == "old"
 
 
 def test_files_stay_when_the_interpreter_dies_and_are_gone_with_the_sandbox(make_sandbox):

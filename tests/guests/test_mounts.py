@@ -12,7 +12,7 @@ import pytest
 import census
 import gvisor
 import setting
-from belljar import InvalidOption, Sandbox, SandboxError
+from belljar import FileError, InvalidOption, Sandbox, SandboxError
 from belljar.backends.mounts import Mount, check_mounts
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
@@ -63,6 +63,60 @@ def test_a_writable_directory_is_the_hosts_own(make_sandbox, shown):
     made = sandbox.run_code("open('/mnt/out/made', 'w').write('by the guest')")
     assert made.ok, made
     assert (shown / "made").read_text() == "by the guest"
+
+
+@gvisor.WRITABLE
+def test_a_writable_file_is_written_in_place(make_sandbox, shown):
+    """No other file can take its place: the kernel does not rename over a mount."""
+    file = shown / "f.txt"
+    file.chmod(0o666)
+    inode = file.stat().st_ino
+    sandbox = make_sandbox(mounts=[Mount(str(file), "/mnt/f.txt", read_only=False)])
+    assert sandbox.files.write("/mnt/f.txt", "by write").size == 8
+    assert (file.read_text(), file.stat().st_ino) == ("by write", inode)
+
+
+@gvisor.WRITABLE
+def test_a_file_in_a_writable_directory_keeps_its_owner(make_sandbox, shown):
+    shown.chmod(0o777)
+    file = shown / "f.txt"
+    file.chmod(0o666)
+    before = file.stat()
+    sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
+    sandbox.files.write("/mnt/out/f.txt", "new")
+    after = file.stat()
+    assert file.read_text() == "new"
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert stat.S_IMODE(after.st_mode) == 0o666
+
+
+def test_what_has_a_mount_inside_is_not_removed(make_sandbox, shown):
+    sandbox = make_sandbox(mounts=[Mount(str(shown), "/home/user/a/with space")])
+    sandbox.files.write("/home/user/b", "x")
+    for path, words in (
+        ("/home/user/a/with space", "is a mount point"),
+        ("/home/user/a", "'/home/user/a/with space' is mounted inside"),
+        ("/home/user/a/../a", "is mounted inside"),
+        ("/home", "is mounted inside"),
+    ):
+        with pytest.raises(FileError, match=words):
+            sandbox.files.remove(path)
+    assert sandbox.files.read("/home/user/a/with space/f.txt") == "from the host"
+    assert sandbox.files.read("/home/user/b") == "x"
+    sandbox.files.remove("/home/user/b")
+
+
+@gvisor.WRITABLE
+def test_a_writable_mount_is_not_emptied_by_removing_it(make_sandbox, shown):
+    for path in (shown, shown / "sub"):
+        path.chmod(0o777)
+    sandbox = make_sandbox(mounts=[Mount(str(shown), "/mnt/out", read_only=False)])
+    for path in ("/mnt/out", "/mnt"):
+        with pytest.raises(FileError, match="mount"):
+            sandbox.files.remove(path)
+    assert sorted(path.name for path in shown.rglob("*")) == ["f.txt", "sub"]
+    sandbox.files.remove("/mnt/out/sub")
+    assert sorted(path.name for path in shown.rglob("*")) == ["f.txt"]
 
 
 SET_ID = """

@@ -14,9 +14,9 @@ import anyio
 import anyio.to_thread
 
 from belljar.backends.base import Guest
-from belljar.backends.linux.safe_dir import Kind, is_file_name
+from belljar.backends.event_loop import move_to_loop
+from belljar.backends.linux.safe_dir import Kind, is_file_name, partial_name
 from belljar.errors import (
-    FileError,
     InvalidOption,
     ProtocolError,
     check_callbacks,
@@ -25,9 +25,9 @@ from belljar.errors import (
     stays_one,
     suggests,
 )
-from belljar.files import transfer
+from belljar.files import transfer, tree_protocol
 from belljar.files.transfer import OnProgress, Transfer
-from belljar.files.tree_protocol import KINDS, PART, parse_errno, parse_number
+from belljar.files.tree_protocol import KINDS, PART, find_hint, parse_errno, parse_number
 from belljar.files.watch import AsyncWatch
 from belljar.limits import Limits, parse_size
 from belljar.protocol import messages, wire
@@ -152,16 +152,28 @@ class AsyncFiles:
         return bytes(content)
 
     async def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
-        """Write a file and make the directories above it; an existing file is replaced."""
+        """Write a file and make the directories above it.
+
+        An existing file is replaced when the new one is whole: an error leaves it as it was.
+        """
         if isinstance(data, str):
             data = data.encode("utf-8", "surrogateescape")
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidOption(f"data must be str or bytes, not {type(data).__name__}")
         view, target = memoryview(data), self._absolute(path)
         result: dict[str, Any] = {}
-        for start in range(0, max(len(view), 1), PART):
-            header = {"op": "write", "path": target, "append": start > 0}
-            result, _ = await self.call(target, header, bytes(view[start : start + PART]))
+        starts = range(0, max(len(view), 1), PART)
+        header: dict[str, Any] = {"op": "write", "path": target, "partial": partial_name()}
+        if len(starts) > 1:
+            await move_to_loop()  # `discard` needs it; the guest itself discards a single part
+        try:
+            for start in starts:
+                header |= {"offset": start, "last": start == starts[-1]}
+                result, _ = await self.call(target, header, bytes(view[start : start + PART]))
+        except BaseException:
+            if len(starts) > 1:
+                await tree_protocol.discard(self, "/", header["partial"])
+            raise
         return await self._changed(parse_info(target, result), "write", path=path, content=view)
 
     async def list(self, path: GuestPath = ".") -> list[FileInfo]:
@@ -243,7 +255,7 @@ class AsyncFiles:
         that directory). Existing files are replaced, directories merged. Links in a tree are copied
         if they stay inside it. `on_progress` gets the bytes so far and the total.
         """
-        source = check_local_path(local)
+        source = transfer.check_local_path(local)
         check_callbacks(on_progress=on_progress)
         name = os.path.basename(os.path.abspath(source))
         target = os.fspath(path) if path is not None else name
@@ -269,7 +281,7 @@ class AsyncFiles:
         sandbox, and makes none that leads out of the tree. `max_size` bounds the bytes (None: what
         fits into the sandbox's file systems).
         """
-        target = check_local_path(local)
+        target = transfer.check_local_path(local)
         check_callbacks(on_progress=on_progress)
         most = self._parse_most(max_size)
         return await transfer.download(self, self._absolute(path), target, most, on_progress)
@@ -329,7 +341,9 @@ class AsyncFiles:
             answer, data = await channel.call(wire.FILE, header, payload)
         error = answer.get("error")
         if isinstance(error, dict):
-            raise _parse_error(error, path)
+            code, said = parse_errno(error.get("errno")), str(error.get("message"))
+            message = f"{one_line(said, _MAX_REASON)}: {path!r}"
+            raise file_error(code, path, message, hint=find_hint(code, error, self.root))
         result = answer.get("result")
         return (result if isinstance(result, dict) else {}), data
 
@@ -345,21 +359,6 @@ def absolute_path(path: GuestPath, workdir: str) -> str:
     # "." is removed, ".." stays: its meaning depends on links that only the guest can see.
     parts = [part for part in posixpath.join(workdir, path).split("/") if part not in ("", ".")]
     return "/" + "/".join(parts)
-
-
-def check_local_path(given: object) -> str:
-    """Check a path of this host that the caller gave."""
-    if isinstance(given, (str, os.PathLike)):
-        path = os.fspath(given)
-        if isinstance(path, str) and path and "\0" not in path:
-            check_encodable("a path", path)
-            return path
-    raise InvalidOption(f"local must be the path of a file or directory, not {given!r}")
-
-
-def _parse_error(error: dict[str, Any], path: str) -> FileError:
-    code, said = parse_errno(error.get("errno")), str(error.get("message"))
-    return file_error(code, path, f"{one_line(said, _MAX_REASON)}: {path!r}")
 
 
 def parse_listing(directory: str, data: bytes) -> list[FileInfo]:

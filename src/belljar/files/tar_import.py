@@ -227,11 +227,6 @@ class MemberReader:
         self.files += 1
         return Order("file", path, (offset, len(data), mode, mtime), data)
 
-    @property
-    def unfinished(self) -> str:
-        """The file of which only a part was read so far."""
-        return self._current[0] if self._file is not None else ""
-
     def close(self) -> None:
         if self._archive is not None:
             self._archive.close()

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Found, Incoming, stays_inside
-from belljar.errors import FileError, InvalidOption, SandboxError, file_error
+from belljar.errors import FileError, InvalidOption, check_encodable, file_error
 from belljar.files import tree_protocol
 from belljar.files.tree_protocol import Census, FilePart, FileReader, LeftOut, Order
 from belljar.limits import format_size
@@ -56,6 +57,16 @@ class Progress:
             made = self._callback(self.done, self.total)
             if inspect.isawaitable(made):
                 await made
+
+
+def check_local_path(given: object) -> str:
+    """Check a path of this host that the caller gave."""
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        if isinstance(path, str) and path and "\0" not in path:
+            check_encodable("a path", path)
+            return path
+    raise InvalidOption(f"local must be the path of a file or directory, not {given!r}")
 
 
 def select_carried(found: dict[str, Found], left_out: LeftOut) -> Iterator[tuple[str, Found]]:
@@ -199,11 +210,6 @@ class OrderReader:
         mode = 0o755 if found.executable else 0o644
         return Order("file", name, (offset, len(data), mode, found.mtime), data)
 
-    @property
-    def unfinished(self) -> str:
-        """The file of which only a part was read so far."""
-        return self._current[0] if self._fd >= 0 else ""
-
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -215,22 +221,15 @@ async def send_orders(
 ) -> dict[str, Found]:
     """Send all orders; return each file as the guest then describes it."""
     written: dict[str, Found] = {}
-    begun: set[str] = set()  # files that the guest may have in part
+    partial = safe_dir.partial_name()
     try:
         while orders := await anyio.to_thread.run_sync(reader.next):
-            begun.update(order.path for order in orders if order.verb == "file")
-            made = await tree_protocol.push_orders(files, root, orders)
+            made = await tree_protocol.push_orders(files, root, orders, partial)
             pairs = zip(orders, made, strict=True)
-            done = {order.path: found for order, found in pairs if isinstance(found, Found)}
-            begun -= done.keys() - {reader.unfinished}
-            tree_protocol.check_orders(orders, made, root)
-            written |= done
+            written |= {order.path: found for order, found in pairs if found is not None}
             await progress.add(sum(len(order.data) for order in orders))
     except BaseException:
-        with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
-            for path in begun:  # a file is copied whole or not at all
-                target = posixpath.join(root, path)
-                await files.call(target, {"op": "remove", "path": target})
+        await tree_protocol.discard(files, root, partial)
         raise
     finally:
         reader.close()

@@ -6,6 +6,7 @@ bytes and entries itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,9 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Found, is_file_name
-from belljar.errors import ProtocolError, file_error
+from belljar.errors import ProtocolError, SandboxError, file_error
 from belljar.protocol import messages
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ ATTEMPTS = 3  # to read a file that changes meanwhile
 SHOWN = 3  # names in one sentence
 KINDS = ("file", "dir", "symlink", "other")
 _MAX = 2**63
+_SCRATCH = ("/tmp", "/var/tmp", "/home/user", "/dev/shm")  # within Limits.tmp
 _MAX_ERRNO = 4095
 _MALFORMED = "the guest sent a malformed answer"
 # scan: number, name, kind, mode, size, mtime, ctime, inode (and the target of a link)
@@ -341,30 +345,43 @@ class Order:
 
 
 async def push_orders(
-    files: AsyncFiles, root: str, orders: Sequence[Order]
-) -> list[Found | int | None]:
-    """Let the guest carry out orders; return for each the finished file, an errno, or None."""
+    files: AsyncFiles, root: str, orders: Sequence[Order], partial: str = ""
+) -> list[Found | None]:
+    """Let the guest carry out orders; return the files that are finished or begun.
+
+    `partial` is the name under which it keeps a file until that is whole. The orders after one that
+    failed are carried out too; the first error is raised.
+    """
     text = json.dumps([[each.verb, each.path, *each.arguments] for each in orders]).encode("ascii")
     payload = b"".join((messages.LENGTH.pack(len(text)), text, *(each.data for each in orders)))
-    answer, _ = await files.call(root, {"op": "scatter", "path": root}, payload)
+    header = {"op": "scatter", "path": root, "partial": partial}
+    answer, _ = await files.call(root, header, payload)
     rows = answer.get("rows")
     if not isinstance(rows, list) or len(rows) != len(orders):
         raise ProtocolError(_MALFORMED)
-    made: list[Found | int | None] = []
+    made: list[Found | None] = []
     for order, row in zip(orders, rows, strict=True):
         if not isinstance(row, list) or not row:
             raise ProtocolError(_MALFORMED)
         if row[0] != 0:
-            made.append(parse_errno(row[0]))
-        elif order.verb == "file":
-            made.append(parse_found("file", row[2:]))
-        else:
-            made.append(None)
+            code = parse_errno(row[0])
+            hint = find_hint(code, answer, files.root)
+            raise file_error(code, f"{root}/{order.path}", hint=hint)
+        made.append(parse_found("file", row[2:]) if order.verb == "file" else None)
     return made
 
 
-def check_orders(orders: Sequence[Order], made: Sequence[Found | int | None], root: str) -> None:
-    """Raise for the first order that failed."""
-    for order, result in zip(orders, made, strict=True):
-        if isinstance(result, int):
-            raise file_error(result, f"{root}/{order.path}")
+def find_hint(code: int, answer: dict[str, Any], workdir: str) -> str | None:
+    """What to do if a file system is full. The guest names the mount point."""
+    mount = answer.get("mount")
+    if code not in (errno.ENOSPC, errno.EDQUOT) or not isinstance(mount, str):
+        return None
+    limit = "workspace" if mount == workdir else "tmp" if mount in _SCRATCH else ""
+    more = f"allow more with Limits({limit}=...)" if limit else f"free space in {mount!r:.200}"
+    return f"{more}; while a file is replaced, the old and the new one must both fit"
+
+
+async def discard(files: AsyncFiles, root: str, partial: str) -> None:
+    """Remove the file that the guest has in part. It has done so itself if the error is its own."""
+    with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+        await files.call(root, {"op": "discard", "path": root, "partial": partial}, watching=True)

@@ -176,9 +176,7 @@ class HostWorkspace:
     async def _remove_inside(self, files: AsyncFiles, paths: list[str]) -> None:
         for start in range(0, len(paths), tree_protocol.ROWS):
             orders = [Order("remove", path) for path in paths[start : start + tree_protocol.ROWS]]
-            tree_protocol.check_orders(
-                orders, await tree_protocol.push_orders(files, files.root, orders), files.root
-            )
+            await tree_protocol.push_orders(files, files.root, orders)
         for path in paths:
             self._known.pop(path, None)
 

@@ -10,13 +10,19 @@ import errno
 import json
 import operator
 import os
+import re
 import stat as modes
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..protocol import messages, removal, wire
 from . import trees
+from .tree_pack import open_regular, write_at
 
 Answer = Tuple[Dict[str, Any], bytes]
+MAPPED_TIMEOUT = 0.05  # seconds
+WAIT_FACTOR = 4  # the wall clock may take so many times the CPU time, while others run
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 MAX_LINKS = 40  # in one path, as many as Linux follows
 
 
@@ -32,14 +38,16 @@ def serve(init: Any, frame: wire.Frame) -> None:
         "remove": _remove,
         "rename": _rename,
         "scan": trees.scan,
-        "mapped": trees.find_mapped,
+        "mapped": find_mapped,
         "gather": trees.gather,
-        "scatter": trees.scatter,
+        "scatter": _scatter,
+        "discard": _discard,
     }
     try:
         result, data = operations[frame.header["op"]](frame)
     except OSError as error:
-        _refuse(init, frame, error.errno or errno.EIO, error.strerror or "refused")
+        mount = _find_mount(frame.header["path"]) if error.errno in trees.FULL else ""
+        _refuse(init, frame, error.errno or errno.EIO, error.strerror or "refused", mount)
         return
     except RecursionError:
         _refuse(init, frame, errno.ENAMETOOLONG, "nested too deep")
@@ -52,15 +60,16 @@ def serve(init: Any, frame: wire.Frame) -> None:
     init.send(wire.REPLY, frame.request, {"result": result})
 
 
-def _refuse(init: Any, frame: wire.Frame, number: int, message: str) -> None:
-    init.send(wire.REPLY, frame.request, {"error": {"errno": number, "message": message}})
+def _refuse(init: Any, frame: wire.Frame, number: int, message: str, mount: str = "") -> None:
+    error = {"errno": number, "message": message, "mount": mount}
+    init.send(wire.REPLY, frame.request, {"error": error})
 
 
 def _read(frame: wire.Frame) -> Answer:
     """One part, from `offset`. The host asks for the next part when it has taken this one, so init
     holds no large file in memory."""
     header = frame.header
-    fd = trees.open_regular(header["path"], os.O_RDONLY)
+    fd = open_regular(header["path"], os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         data = os.pread(fd, min(int(header["size"]), wire.MAX_PAYLOAD), int(header["offset"]))
@@ -70,18 +79,51 @@ def _read(frame: wire.Frame) -> Answer:
 
 
 def _write(frame: wire.Frame) -> Answer:
+    """Write one part of a file. The file that was there is replaced after the last part."""
     header = frame.header
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if header.get("append") else os.O_TRUNC)
-    with contextlib.suppress(FileExistsError):  # a file: then open() says that it is no directory
-        os.makedirs(os.path.dirname(header["path"]), exist_ok=True)
-    fd = trees.open_regular(header["path"], flags)
+    path, partial, offset = header["path"], header["partial"], header["offset"]
+    fd = trees.open_unfinished(partial) if offset else _begin_write(path, partial)
     try:
-        view = memoryview(frame.payload)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_at(fd, frame.payload, offset)
+        if header["last"]:
+            trees.finish(partial)
+    except BaseException:
+        trees.discard(partial)
+        raise
     finally:
         os.close(fd)
-    return _describe(header["path"]), b""
+    return (_describe(path) if header["last"] else {}), b""
+
+
+def _begin_write(path: str, partial: str) -> int:
+    with contextlib.suppress(FileExistsError):  # a file: then open() says that it is no directory
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    is_link = os.path.islink(path)  # then the file that it leads to is written, not the link
+    try:
+        fd = open_regular(path, os.O_WRONLY)  # an error unless it may be written
+    except FileNotFoundError:
+        return trees.begin(_resolve_missing(path) if is_link else path, partial, None)
+    try:
+        return trees.begin(_get_path(fd) if is_link else path, partial, os.fstat(fd))
+    finally:
+        os.close(fd)
+
+
+def _scatter(frame: wire.Frame) -> Answer:
+    result, data = trees.scatter(frame)
+    if any(row[0] in trees.FULL for row in result["rows"]):
+        result["mount"] = _find_mount(frame.header["path"])
+    return result, data
+
+
+def _discard(frame: wire.Frame) -> Answer:
+    """The host gives up a file that is not whole."""
+    fd = os.open(frame.header["path"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        trees.discard(frame.header["partial"], fd)
+    finally:
+        os.close(fd)
+    return {}, b""
 
 
 def _list(frame: wire.Frame) -> Answer:
@@ -130,13 +172,17 @@ def _resolve(frame: wire.Frame) -> Answer:
         return {"path": _resolve_missing(frame.header["path"])}, b""
     fd = os.open(frame.header["path"], os.O_PATH | os.O_CLOEXEC)
     try:
-        found, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
+        return {"path": _get_path(fd)}, b""
     finally:
         os.close(fd)
+
+
+def _get_path(fd: int) -> str:
+    found, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
     now = os.lstat(path)  # a file that was removed meanwhile has no path
     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    return {"path": path}, b""
+    return path
 
 
 def _resolve_missing(path: str) -> str:
@@ -181,13 +227,82 @@ def _make_dir(frame: wire.Frame) -> Answer:
 
 
 def _remove(frame: wire.Frame) -> Answer:
+    _refuse_mounts(frame.header["path"])
     removal.remove(frame.header["path"])
     return {}, b""
+
+
+def _refuse_mounts(path: str) -> None:
+    """A mount point cannot be removed: its content would be gone before the kernel says so."""
+    above, name = os.path.split(path)
+    # A link itself is removed, so the last name is not followed.
+    path = _resolve_missing(path) if name in ("", "..") else _join(_resolve_missing(above), name)
+    inner = [mount for mount in _list_mounts() if _is_below(mount, path)]
+    if path in inner:
+        raise OSError(errno.EBUSY, "it is a mount point; remove what it contains instead")
+    if inner:
+        raise OSError(errno.EBUSY, f"{inner[0]!r} is mounted inside; remove the other entries")
+
+
+def _find_mount(path: str) -> str:
+    """The mount point of the file system that has a path; empty if it is not known."""
+    try:
+        path = _resolve_missing(path)
+        return max((each for each in _list_mounts() if _is_below(path, each)), key=len)
+    except (OSError, ValueError):
+        return ""
+
+
+def _list_mounts() -> List[str]:
+    with open("/proc/self/mountinfo", "rb") as file:
+        rows = file.read().splitlines()
+    # The kernel writes spaces and the like as octal numbers.
+    points = (_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), row.split()[4]) for row in rows)
+    return [os.fsdecode(point) for point in points]
+
+
+def _is_below(path: str, directory: str) -> bool:
+    """True also for the directory itself."""
+    return path == directory or path.startswith(_join(directory, ""))
+
+
+def _join(directory: str, name: str) -> str:
+    return directory.rstrip("/") + "/" + name
 
 
 def _rename(frame: wire.Frame) -> Answer:
     os.rename(frame.header["path"], frame.header["to"])
     return _describe(frame.header["to"]), b""
+
+
+class Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._work = time.thread_time() + seconds
+        self._wait = time.monotonic() + WAIT_FACTOR * seconds
+
+    @property
+    def passed(self) -> bool:
+        return time.thread_time() > self._work or time.monotonic() > self._wait
+
+
+def find_mapped(frame: wire.Frame) -> Answer:
+    """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
+    only for the first such write. Limited in time and size, so some may be missing. Natively, init
+    may not look into the worker, and the host does this."""
+    inodes: Set[int] = set()
+    deadline = Deadline(MAPPED_TIMEOUT)
+    room = messages.MAX_MAPS
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or deadline.passed or room <= 0:
+            continue
+        try:
+            with open(f"/proc/{name}/maps", "rb") as file:
+                text = file.read(room)
+        except OSError:
+            continue  # it has ended, or is init itself
+        room -= len(text)
+        inodes |= messages.find_shared(text)
+    return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
 
 
 # -- census ---------------------------------------------------------------------------------------
@@ -209,7 +324,7 @@ def take_census(
     `seconds` of CPU time. It does not recurse, and needs two descriptors at any depth. With
     `deep=False` only those in `root` itself."""
     found: Census = {}
-    deadline = trees.Deadline(seconds)
+    deadline = Deadline(seconds)
     try:
         top = os.open(root, removal.DIRECTORY & ~os.O_NOFOLLOW)
     except OSError:
@@ -229,7 +344,7 @@ def take_census(
 
 
 def _add_entries(
-    top: int, directory: str, found: Census, most: int, deadline: trees.Deadline
+    top: int, directory: str, found: Census, most: int, deadline: Deadline
 ) -> Optional[List[str]]:
     """Add the entries of one directory, and return its directories; None if it is too much."""
     try:
@@ -245,6 +360,8 @@ def _add_entries(
                     status = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # removed meanwhile
+                if entry.name in trees.unfinished:
+                    continue
                 path = prefix + entry.name
                 kind = _get_type(status)
                 found[path] = (kind, *_get_state(status))

@@ -368,6 +368,19 @@ def write_at(fd: int, data: "Union[bytes, memoryview]", position: int) -> None:
         view, position = view[written:], position + written
 
 
+def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
+    """Open without waiting; anything but a regular file is an error."""
+    flags |= _OPEN & ~os.O_NOFOLLOW if follow else _OPEN
+    fd = os.open(path, flags, 0o666, dir_fd=below)
+    status = os.fstat(fd)
+    if modes.S_ISREG(status.st_mode):
+        return fd
+    os.close(fd)
+    if modes.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    raise OSError(errno.EINVAL, "it is not a regular file")
+
+
 def restore_metadata(fd: int, mode: int, times: "Tuple[int, int]") -> None:
     os.fchmod(fd, mode)
     os.utime(fd, ns=times)

@@ -1,7 +1,6 @@
 """Requests about whole trees, served inside the sandbox, one page of work each.
 
     scan     the entries of some directories, one page
-    mapped   files that processes write to through their memory
     gather   parts of some files, each with the description of the file when it was read
     scatter  files, directories and links to make or to remove
 
@@ -16,29 +15,17 @@ import os
 import stat as modes
 import time
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 from ..protocol import messages, removal, wire
-from .tree_pack import write_at
+from .tree_pack import open_regular, write_at
 
-MAPPED_TIMEOUT = 0.05  # seconds
-
-_FILE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+FULL = (errno.ENOSPC, errno.EDQUOT)
 FILE_TYPES = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
 
 Answer = Tuple[Dict[str, Any], bytes]
 T = TypeVar("T")
-WAIT_FACTOR = 4  # the wall clock may take so many times the CPU time, while others run
-
-
-class Deadline:
-    def __init__(self, seconds: float) -> None:
-        self._work = time.thread_time() + seconds
-        self._wait = time.monotonic() + WAIT_FACTOR * seconds
-
-    @property
-    def passed(self) -> bool:
-        return time.thread_time() > self._work or time.monotonic() > self._wait
 
 
 def describe(status: os.stat_result) -> List[int]:
@@ -151,26 +138,6 @@ def scan(frame: wire.Frame) -> Answer:
     return {"done": done, "after": last}, page
 
 
-def find_mapped(frame: wire.Frame) -> Answer:
-    """Inodes of files that processes have mapped for writing: on tmpfs, the kernel updates the time
-    only for the first such write. Limited in time and size, so some may be missing. Natively, init
-    may not look into the worker, and the host does this."""
-    inodes: Set[int] = set()
-    deadline = Deadline(MAPPED_TIMEOUT)
-    room = messages.MAX_MAPS
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or deadline.passed or room <= 0:
-            continue
-        try:
-            with open(f"/proc/{name}/maps", "rb") as file:
-                text = file.read(room)
-        except OSError:
-            continue  # it has ended, or is init itself
-        room -= len(text)
-        inodes |= messages.find_shared(text)
-    return {"inodes": sorted(inodes)[: messages.MAX_ROWS]}, b""
-
-
 def _scan_one(
     root: int, number: int, directory: str, after: str, room: int
 ) -> Tuple[List[List[Any]], str]:
@@ -193,7 +160,7 @@ def list_names(directory: Union[int, str], most: int, after: str = "") -> List[s
         for count, entry in enumerate(entries):
             if count >= most:
                 raise OSError(errno.E2BIG, f"the directory has more than {most} entries")
-            if entry.name > after:
+            if entry.name > after and entry.name not in unfinished:
                 names.append(entry.name)
     return sorted(names)
 
@@ -246,17 +213,71 @@ def _is_settled(description: List[int]) -> bool:
     return description[3] < time.time_ns() - messages.FRESH
 
 
-def open_regular(path: str, flags: int, below: Optional[int] = None, follow: bool = True) -> int:
-    """Open without waiting; anything but a regular file is an error."""
-    flags |= _FILE if follow else _FILE | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o666, dir_fd=below)
-    status = os.fstat(fd)
-    if modes.S_ISREG(status.st_mode):
-        return fd
-    os.close(fd)
-    if modes.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a directory")
-    raise OSError(errno.EINVAL, "it is not a regular file")
+# -- files that are being written -----------------------------------------------------------
+
+# A file is written under a temporary name beside its target, and replaces that when it is whole.
+# The host chooses the name, and listings leave it out. Name -> what is written, and the target:
+# the same path if the target cannot be replaced.
+unfinished: Dict[str, Tuple[str, str]] = {}
+
+
+def begin(
+    path: str, partial: str, status: "Optional[os.stat_result]", below: Optional[int] = None
+) -> int:
+    """Open what will replace `path`. `status` is of the file there, if the new one is to be like
+    it."""
+    written = os.path.join(os.path.dirname(path), partial)
+    try:
+        fd = os.open(written, _NEW, 0o666, dir_fd=below)
+        if status is not None and not _resemble(fd, status):
+            os.close(fd)
+            os.unlink(written, dir_fd=below)
+            written = path
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        written = path  # the directory is not writable, but the file may be
+    if written == path:
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below, follow=False)
+    unfinished[partial] = written, path
+    return fd
+
+
+def _resemble(fd: int, status: os.stat_result) -> bool:
+    """Take over mode and group. False if the new file cannot replace the old one: that is mounted
+    there, or its owner is another."""
+    made = os.fstat(fd)
+    if (made.st_dev, made.st_uid) != (status.st_dev, status.st_uid):
+        return False
+    try:
+        if made.st_gid != status.st_gid:
+            os.fchown(fd, -1, status.st_gid)
+        os.fchmod(fd, status.st_mode & 0o777)
+    except OSError:
+        return False
+    return True
+
+
+def open_unfinished(partial: str, below: Optional[int] = None) -> int:
+    if partial not in unfinished:  # its beginning was written to a guest that is gone
+        raise OSError(errno.ESTALE, "the beginning of the file is lost")
+    # The code may have put a link there.
+    return open_regular(unfinished[partial][0], os.O_WRONLY, below, follow=False)
+
+
+def finish(partial: str, below: Optional[int] = None) -> None:
+    written, path = unfinished[partial]
+    if written != path:
+        os.rename(written, path, src_dir_fd=below, dst_dir_fd=below)
+    del unfinished[partial]
+
+
+def discard(partial: str, below: Optional[int] = None) -> None:
+    """Remove what is not whole, unless it is the target itself. May be called twice."""
+    written, path = unfinished.pop(partial, ("", ""))
+    if written != path:
+        with contextlib.suppress(OSError):  # the code has moved or removed it
+            os.unlink(written, dir_fd=below)
 
 
 # -- scatter --------------------------------------------------------------------------------
@@ -280,10 +301,11 @@ def scatter(frame: wire.Frame) -> Answer:
     rows: List[List[Any]] = []
     with _Root(frame.header) as root:
         for verb, path, *rest in wanted:
-            part = data[: rest[1]] if verb == "file" else data[:0]
-            data = data[len(part) :]
+            if verb == "file":
+                part, data = data[: rest[1]], data[rest[1] :]
+                rest += [part, frame.header["partial"]]
             try:
-                rows.append([0, *verbs[verb](root.fd, path, *rest, part)])
+                rows.append([0, *verbs[verb](root.fd, path, *rest)])
             except OSError as error:
                 rows.append([error.errno or errno.EIO])
     return {"rows": rows}, b""
@@ -297,36 +319,36 @@ def _make_file(
     mode: Optional[int],
     mtime: Optional[int],
     part: memoryview,
+    partial: str,
 ) -> List[Any]:
     """Write a part; the last one comes with the mode and the time of the file."""
-    fd = (
-        _open_new(root, path)
-        if offset == 0
-        else open_regular(path, os.O_WRONLY, root, follow=False)
-    )
+    fd = _begin_file(root, path, partial) if offset == 0 else open_unfinished(partial, root)
     try:
         write_at(fd, part, offset)
         if mode is not None:
             os.fchmod(fd, mode & 0o777)
         if mtime is not None:
             os.utime(fd, ns=(mtime, mtime))
+            finish(partial, root)
         after = describe(os.fstat(fd))
         return [_is_settled(after), *after]
+    except BaseException:
+        discard(partial, root)
+        raise
     finally:
         os.close(fd)
 
 
-def _open_new(root: int, path: str) -> int:
-    """Create an empty file in place of what has that name, unless that is a directory."""
+def _begin_file(root: int, path: str, partial: str) -> int:
+    """It replaces what has that name, unless that is a directory."""
     _make_parents(root, path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        return open_regular(path, flags, root, follow=False)
-    except IsADirectoryError:
-        raise
-    except OSError:
-        os.unlink(path, dir_fd=root)  # a link, a pipe, a file that is not writable
-        return open_regular(path, flags | os.O_EXCL, root, follow=False)
+        status = os.stat(path, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return begin(path, partial, None, root)
+    if modes.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    return begin(path, partial, status if modes.S_ISREG(status.st_mode) else None, root)
 
 
 def _make_parents(root: int, path: str) -> None:
@@ -343,7 +365,7 @@ def _make_parents(root: int, path: str) -> None:
         os.mkdir(each, dir_fd=root)
 
 
-def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
+def _make_dir(root: int, path: str) -> List[Any]:
     _make_parents(root, path)
     try:
         os.mkdir(path, dir_fd=root)
@@ -352,7 +374,7 @@ def _make_dir(root: int, path: str, part: memoryview) -> List[Any]:
     return []
 
 
-def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[Any]:
+def _make_symlink(root: int, path: str, target: str) -> List[Any]:
     _make_parents(root, path)
     try:
         os.symlink(target, path, dir_fd=root)
@@ -362,7 +384,7 @@ def _make_symlink(root: int, path: str, target: str, part: memoryview) -> List[A
     return []
 
 
-def _make_link(root: int, path: str, other: str, part: memoryview) -> List[Any]:
+def _make_link(root: int, path: str, other: str) -> List[Any]:
     _make_parents(root, path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path, dir_fd=root)
@@ -370,7 +392,7 @@ def _make_link(root: int, path: str, other: str, part: memoryview) -> List[Any]:
     return []
 
 
-def _remove(root: int, path: str, part: memoryview) -> List[Any]:
+def _remove(root: int, path: str) -> List[Any]:
     with contextlib.suppress(FileNotFoundError):  # it is removed already
         removal.remove(path, root)
     return []

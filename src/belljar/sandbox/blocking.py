@@ -135,7 +135,10 @@ class Files:
         return call(self._files.read, path, format=format)
 
     def write(self, path: GuestPath, data: str | bytes) -> FileInfo:
-        """Write a file and make the directories above it; an existing file is replaced."""
+        """Write a file and make the directories above it.
+
+        An existing file is replaced when the new one is whole: an error leaves it as it was.
+        """
         return call(self._files.write, path, data)
 
     def list(self, path: GuestPath = ".") -> list[FileInfo]:
