@@ -604,19 +604,28 @@ class Sandbox:
         """
         return Stream(self._sandbox.stream(code, **options))
 
-    def put(self, /, **values: object) -> None:
+    def put(self, /, *, context: Context | str | None = None, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
         Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
         tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
         a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
+        `context` is another interpreter of the sandbox: `set("context", value)` sets a variable of
+        that name.
         """
-        return call(self._sandbox._put_all, values)
+        return call(self._sandbox._put, values, context)
 
-    def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+    def set(
+        self,
+        name: str,
+        value: object,
+        *,
+        lenient: bool = True,
+        context: Context | str | None = None,
+    ) -> None:
         """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
-        as it is raises CannotTravel."""
-        return call(self._sandbox.set, name, value, lenient=lenient)
+        as it is raises CannotTravel. `context` is another interpreter of the sandbox."""
+        return call(self._sandbox.set, name, value, lenient=lenient, context=context)
 
     def get(
         self,
@@ -625,15 +634,24 @@ class Sandbox:
         timeout: float | None = None,
         lenient: bool = False,
         types: Iterable[object] = (),
+        context: Context | str | None = None,
     ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
         Objects of the classes in `types` (and of their fields) are built from what the sandbox
         sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
         `lenient` other objects come as plain data or as their text. Raises NameMissing if the
-        sandbox has no such variable, CannotTravel if its value cannot come out.
+        sandbox has no such variable, CannotTravel if its value cannot come out. `context` is
+        another interpreter of the sandbox.
         """
-        return call(self._sandbox.get, name, timeout=timeout, lenient=lenient, types=types)
+        return call(
+            self._sandbox.get,
+            name,
+            timeout=timeout,
+            lenient=lenient,
+            types=types,
+            context=context,
+        )
 
     def expose(
         self,

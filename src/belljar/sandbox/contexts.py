@@ -111,13 +111,23 @@ class AsyncContexts:
 
     def find(self, given: Context | str) -> Interpreter:
         """By the context, its id or its name."""
+        if not isinstance(given, (Context, str)):
+            what = type(given).__name__
+            raise InvalidOption(f"context must be a Context, its id or its name, not a {what}")
         key = given.id if isinstance(given, Context) else given
         known = self._live()
         named = {each.context.name: each for each in known.values() if each.context is not None}
         found = known.get(key) or named.get(key)
+        if found is None and (isinstance(given, Context) or not known):
+            shown = key if isinstance(given, str) else given.name or key
+            raise InvalidOption(
+                f"unknown context {shown[:100]!r}",
+                hint="it was removed, was lost with its guest or is of another sandbox; "
+                "contexts.create() makes one",
+            )
         if found is None:
             every = [*known, *(name for name in named if name is not None)]
-            raise unknown_option("context", str(key), every)
+            raise unknown_option("context", key, every)
         return found
 
     def check_alone(self) -> None:

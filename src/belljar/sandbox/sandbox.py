@@ -298,7 +298,7 @@ class AsyncSandbox:
         With `allow_return`, a `return` at the top level ends the code, and gives its value. With
         `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
-        where = self._main if context is None else self.contexts.find(context)
+        where = self._find_interpreter(context)
         if undo_on_error and context is not None:
             self.contexts.check_alone()
         if on_stdout is not None or on_stderr is not None or on_result is not None:
@@ -386,7 +386,7 @@ class AsyncSandbox:
     async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         self._lifecycle.check_running()
-        where = self._main if context is None else self.contexts.find(context)
+        where = self._find_interpreter(context)
         if where.run is not None and self._session is not None:
             await self._session.settle()
         if where.run is not None:
@@ -493,28 +493,51 @@ class AsyncSandbox:
 
     # -- variables --------------------------------------------------------------------------
 
-    async def put(self, /, **values: object) -> None:
+    async def put(self, /, *, context: Context | str | None = None, **values: object) -> None:
         """Set variables of the sandbox: `put(df=frame, threshold=3)`.
 
         Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
         tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
         a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
+        `context` is another interpreter of the sandbox: `set("context", value)` sets a variable of
+        that name.
         """
-        await self._put_all(values)
+        await self._put(values, context)
 
-    async def _put_all(self, values: Mapping[str, object], lenient: bool = True) -> None:
+    async def _put(self, values: Mapping[str, object], context: Context | str | None) -> None:
+        try:
+            where = self._find_interpreter(context)
+        except InvalidOption as error:
+            hint = "set('context', value) sets a variable of that name"
+            raise InvalidOption(error.message, hint=f"{error.hint or ''}\n{hint}".strip()) from None
+        await self._put_all(values, where)
+
+    async def _put_all(
+        self,
+        values: Mapping[str, object],
+        where: Interpreter | None = None,
+        *,
+        lenient: bool = True,
+    ) -> None:
         for name in values:
             options.check_name(name)
         value = await value_transfer.encode_named(values, self.limits.memory, lenient=lenient)
         header: dict[str, object] = {"op": "put"} | ({} if lenient else {"strict": True})
-        await self._operate(header, value, self.limits.timeout)
+        await self._operate(header, value, self.limits.timeout, where or self._main)
         if self._lifecycle.persistence is not None:
             await self._lifecycle.persistence.record_put(values)
 
-    async def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+    async def set(
+        self,
+        name: str,
+        value: object,
+        *,
+        lenient: bool = True,
+        context: Context | str | None = None,
+    ) -> None:
         """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
-        as it is raises CannotTravel."""
-        await self._put_all({name: value}, lenient)
+        as it is raises CannotTravel. `context` is another interpreter of the sandbox."""
+        await self._put_all({name: value}, self._find_interpreter(context), lenient=lenient)
 
     async def get(
         self,
@@ -523,33 +546,43 @@ class AsyncSandbox:
         timeout: float | None = None,
         lenient: bool = False,
         types: Iterable[object] = (),
+        context: Context | str | None = None,
     ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
         Objects of the classes in `types` (and of their fields) are built from what the sandbox
         sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
         `lenient` other objects come as plain data or as their text. Raises NameMissing if the
-        sandbox has no such variable, CannotTravel if its value cannot come out.
+        sandbox has no such variable, CannotTravel if its value cannot come out. `context` is
+        another interpreter of the sandbox.
         """
+        where = self._find_interpreter(context)
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
         if lenient:
             header["lenient"] = True
         seconds = options.check_timeout(timeout, self.limits.timeout)
-        finished = await self._operate(header, None, seconds)
+        finished = await self._operate(header, None, seconds, where)
         try:
             reception = value_transfer.receive(types, lenient=lenient)
             return await finished.decode_value(self.limits.memory, reception)
         except CannotTravel as error:
             raise CannotTravel(error.message.replace("value", name, 1), hint=error.hint) from None
 
+    def _find_interpreter(self, context: Context | str | None) -> Interpreter:
+        return self._main if context is None else self.contexts.find(context)
+
     async def _operate(
-        self, header: dict[str, object], value: Encoded | None, timeout: float | None
+        self,
+        header: dict[str, object],
+        value: Encoded | None,
+        timeout: float | None,
+        where: Interpreter,
     ) -> Finished:
         cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
         await self._get_ready()
-        async with self._main.turn:
-            execution, finished = await self._execute(cell, self._main, with_value=False)
-        if not execution.state_preserved:
+        async with where.turn:
+            execution, finished = await self._execute(cell, where, with_value=False)
+        if not execution.state_preserved and where is self._main:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
             name = None if header["op"] == "put" else str(header["name"])
@@ -561,7 +594,8 @@ class AsyncSandbox:
             execution.raise_for_outcome()
         except ExecutionError as error:
             if not execution.state_preserved:
-                error.message = f"{error.message}; the variables of the sandbox are lost"
+                whose = "sandbox" if where is self._main else "context"
+                error.message = f"{error.message}; the variables of the {whose} are lost"
             raise
         return finished
 
