@@ -42,6 +42,8 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
+    """What `commands.list` tells of a program that `commands.start` has started."""
+
     pid: int
     name: str | None
     cmd: str | list[str]
