@@ -660,7 +660,7 @@ class Sandbox:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
-        concurrency: int = 8,
+        concurrency: int | None = None,
         counts_time: bool = False,
         ends_cell: bool = False,
         awaitable: bool | None = None,
@@ -670,10 +670,11 @@ class Sandbox:
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call (an async function has none unless it is given), `max_calls` counts
-        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
-        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
-        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
-        Execution. Async functions, and those with `awaitable`, are awaited in the code.
+        over the sandbox's life, `concurrency` is how many run at once (None: 8 in threads, 64 of
+        an async function). The time of calls counts against the time-out of the cell with
+        `counts_time`, and beyond `Limits.host_time`. With `ends_cell`, its result ends the cell,
+        and is `final` of the Execution. Async functions, and those with `awaitable`, are awaited in
+        the code.
         """
         return wait(
             self._sandbox.expose,
@@ -696,7 +697,8 @@ class Sandbox:
         return wait(self._sandbox.expose_all, functions)
 
     def unexpose(self, name: str) -> None:
-        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        """Take a function back: the code cannot call it any more, not even a cell that runs. The
+        name may be the one given, or the one in the code."""
         return wait(self._sandbox.unexpose, name)
 
     @property

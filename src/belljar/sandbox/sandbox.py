@@ -38,7 +38,13 @@ from belljar.errors import (
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
-from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, HostFunction, Registry
+from belljar.functions.registry import (
+    DEFAULT_TIMEOUT,
+    Functions,
+    HostFunction,
+    Registry,
+    make_identifier,
+)
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
@@ -608,7 +614,7 @@ class AsyncSandbox:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
-        concurrency: int = 8,
+        concurrency: int | None = None,
         counts_time: bool = False,
         ends_cell: bool = False,
         awaitable: bool | None = None,
@@ -618,10 +624,11 @@ class AsyncSandbox:
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call (an async function has none unless it is given), `max_calls` counts
-        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
-        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
-        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
-        Execution. Async functions, and those with `awaitable`, are awaited in the code.
+        over the sandbox's life, `concurrency` is how many run at once (None: 8 in threads, 64 of
+        an async function). The time of calls counts against the time-out of the cell with
+        `counts_time`, and beyond `Limits.host_time`. With `ends_cell`, its result ends the cell,
+        and is `final` of the Execution. Async functions, and those with `awaitable`, are awaited in
+        the code.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
@@ -649,10 +656,13 @@ class AsyncSandbox:
         return self.functions.add_all(functions)
 
     async def unexpose(self, name: str) -> None:
-        """Take a function back: the code cannot call it any more, not even a cell that runs."""
-        if name not in self.functions:
+        """Take a function back: the code cannot call it any more, not even a cell that runs. The
+        name may be the one given, or the one in the code."""
+        named = {make_identifier(each): each for each in self.functions}
+        given = name if name in self.functions else named.get(name)
+        if given is None:
             raise unknown_option("host function", str(name), self.functions)
-        del self.functions[name]
+        del self.functions[given]
 
     @property
     def functions(self) -> Registry:
