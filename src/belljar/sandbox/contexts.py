@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -42,6 +42,11 @@ class Interpreter:
     run: Run | None = None
     count: int = 0
     remarks: tuple[str, ...] = ()  # for the notes of the next Execution
+
+    @property
+    def id(self) -> str | None:
+        """As a record names it."""
+        return None if self.context is None else self.context.id
 
 
 @suggests
@@ -86,6 +91,7 @@ class AsyncContexts:
                 raise SandboxError(f"no new context: {str(answer['error'])[:200]}")
             made = Interpreter(context=context, number=self._last, session=session)
             self._made[context.id] = made
+        self._record("create", made)
         return context
 
     async def list(self) -> list[Context]:
@@ -98,6 +104,7 @@ class AsyncContexts:
         made = self.find(context)
         async with self._lifecycle.turn() as session:
             await session.channel.call(wire.RESTART, {"context": made.number})
+        self._record("restart", made)
 
     async def remove(self, context: Context | str) -> None:
         """End the interpreter, with what it has started."""
@@ -105,6 +112,11 @@ class AsyncContexts:
         async with self._lifecycle.turn() as session:
             self._made = {id: each for id, each in self._made.items() if each is not made}
             await self._remove(session, made.number)
+        self._record("remove", made)
+
+    def _record(self, operation: str, made: Interpreter) -> None:
+        if made.context is not None:
+            self._lifecycle.record("context", op=operation, **asdict(made.context))
 
     async def _remove(self, session: GuestSession, number: object) -> None:
         await session.channel.call(wire.CONTEXT, {"op": "remove", "context": number})

@@ -338,7 +338,13 @@ class AsyncSandbox:
             on_stderr=on_stderr,
             on_result=on_result,
         )
-        given = Code(script=script, env=variables, timeout=timeout, undo_on_error=undo_on_error)
+        given = Code(
+            script=script,
+            env=variables,
+            timeout=timeout,
+            undo_on_error=undo_on_error,
+            context=where.id,
+        )
         began, clock, asked = time.time(), time.perf_counter(), 0.0
         report: Report | None = None
         if events.cell_subscriptions:
@@ -529,9 +535,10 @@ class AsyncSandbox:
             options.check_name(name)
         value = await value_transfer.encode_named(values, self.limits.memory, lenient=lenient)
         header: dict[str, object] = {"op": "put"} | ({} if lenient else {"strict": True})
-        await self._operate(header, value, self.limits.timeout, where or self._main)
+        where = where or self._main
+        await self._operate(header, value, self.limits.timeout, where)
         if self._lifecycle.persistence is not None:
-            await self._lifecycle.persistence.record_put(values)
+            await self._lifecycle.persistence.record_put(values, where.id)
 
     async def set(
         self,
