@@ -47,6 +47,8 @@ from belljar.errors import SandboxPaused as SandboxPaused
 from belljar.errors import StartError as StartError
 
 if TYPE_CHECKING:
+    from belljar.backends.base import Location as Location
+    from belljar.backends.base import UsageSample as UsageSample
     from belljar.backends.docker.settings import Docker as Docker
     from belljar.backends.isolation import Isolation as Isolation
     from belljar.backends.isolation import Layer as Layer
@@ -76,12 +78,19 @@ if TYPE_CHECKING:
     from belljar.results.execution import Outcome as Outcome
     from belljar.results.execution import Result as Result
     from belljar.results.execution import Usage as Usage
+    from belljar.sandbox.blocking import Process as Process
     from belljar.sandbox.blocking import Sandbox as Sandbox
     from belljar.sandbox.blocking import run as run
+    from belljar.sandbox.contexts import Context as Context
     from belljar.sandbox.event_stream import EndEvent as EndEvent
     from belljar.sandbox.event_stream import OutputEvent as OutputEvent
     from belljar.sandbox.event_stream import ResultEvent as ResultEvent
+    from belljar.sandbox.event_stream import StreamEvent as StreamEvent
     from belljar.sandbox.guest_session import Checkpoint as Checkpoint
+    from belljar.sandbox.ports import Forward as Forward
+    from belljar.sandbox.process import AsyncProcess as AsyncProcess
+    from belljar.sandbox.process import Chunk as Chunk
+    from belljar.sandbox.process import ProcessInfo as ProcessInfo
     from belljar.sandbox.replay import Replay as Replay
     from belljar.sandbox.replay import replay as replay
     from belljar.sandbox.sandbox import AsyncSandbox as AsyncSandbox
@@ -91,8 +100,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "belljar.backends.base": ("Location", "UsageSample"),
     "belljar.backends.docker.settings": ("Docker",),
-    "belljar.sandbox.blocking": ("Sandbox", "run"),
+    "belljar.sandbox.blocking": ("Process", "Sandbox", "run"),
     "belljar.results.chart": ("Chart", "ChartType"),
     "belljar.sandbox.guest_session": ("Checkpoint",),
     "belljar.environment": ("Environment",),
@@ -121,7 +131,10 @@ _HOME = {
     "belljar.pool.pool": ("AsyncPool",),
     "belljar.pool.snippet": ("Snippet",),
     "belljar.pool.stats": ("ManagerStats", "PoolStats"),
-    "belljar.sandbox.event_stream": ("EndEvent", "OutputEvent", "ResultEvent"),
+    "belljar.sandbox.contexts": ("Context",),
+    "belljar.sandbox.event_stream": ("EndEvent", "OutputEvent", "ResultEvent", "StreamEvent"),
+    "belljar.sandbox.ports": ("Forward",),
+    "belljar.sandbox.process": ("AsyncProcess", "Chunk", "ProcessInfo"),
     "belljar.sandbox.replay": ("Replay", "replay"),
     "belljar.sandbox.sandbox": ("AsyncSandbox",),
     "belljar.sandbox.shell": ("AsyncShell", "Shell"),

@@ -335,6 +335,11 @@ def test_names_that_are_no_identifiers_are_mapped(sandbox):
     assert run(sandbox, "size_of('ab') + __dspy_call__('a')").value == 3
     sandbox.unexpose("get-weather")
     assert run(sandbox, "get_weather").error.name == "NameError"
+    sandbox.unexpose("size_of")  # as expose() called it
+    assert run(sandbox, "size_of").error.name == "NameError"
+    assert "size of" not in sandbox.functions
+    with pytest.raises(InvalidOption, match="unknown host function 'size_of'"):
+        sandbox.unexpose("size_of")
 
 
 def test_a_fork_has_functions_of_its_own(make_sandbox):

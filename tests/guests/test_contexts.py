@@ -5,7 +5,16 @@ import threading
 import anyio
 import pytest
 
-from belljar import AsyncSandbox, InvalidOption, Limits, Outcome, SandboxError
+from belljar import (
+    AsyncSandbox,
+    Context,
+    ExecutionError,
+    InvalidOption,
+    Limits,
+    NameMissing,
+    Outcome,
+    SandboxError,
+)
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 
@@ -32,6 +41,57 @@ def test_each_has_variables_of_its_own_and_all_share_the_files(sandbox):
     assert [sandbox.run_code("x", context=each).value for each in (None, "one", two)] == [0, 1, 2]
     assert sandbox.run_code("open('shared').read()", context=two).value == "from all"
     assert sandbox.contexts.list() == [one, two]
+
+
+def test_values_go_to_and_come_from_the_context_that_is_named(sandbox):
+    one = sandbox.contexts.create("one")
+    sandbox.put(x=0)
+    sandbox.put(x=1, context=one)
+    sandbox.set("y", 2, context=one.id, lenient=False)
+    assert [sandbox.get("x"), sandbox.get("x", context="one"), sandbox.get("y", context=one)] == [
+        *(0, 1, 2)
+    ]
+    assert sandbox.run_code("x, y", context=one).value == (1, 2)
+    with pytest.raises(NameMissing, match="'y'"):
+        sandbox.get("y")
+    sandbox.put(context="a variable")
+    assert sandbox.get("context") == "a variable"
+    with pytest.raises(InvalidOption, match=r"set\('context', value\)"):
+        sandbox.put(x=1, context="one")
+
+
+def test_a_get_that_loses_a_context_leaves_the_sandbox_alone(sandbox):
+    one = sandbox.contexts.create()
+    sandbox.put(x=0)
+    sandbox.run_code(
+        "import collections, os\n"
+        "class Deadly(collections.deque):\n    def __iter__(self): os._exit(1)\n"
+        "x = Deadly()",
+        context=one,
+    )
+    with pytest.raises(ExecutionError, match="the variables of the context are lost"):
+        sandbox.get("x", lenient=True, context=one)
+    assert sandbox.get("x") == 0
+    assert sandbox.run_code("x").notes == ()
+
+
+@pytest.mark.parametrize("given", [3, ["one"], "two", "of another"])
+def test_what_is_no_context_of_the_sandbox_is_refused_with_a_hint(sandbox, make_sandbox, given):
+    sandbox.contexts.create("one")
+    if given == "of another":
+        given = make_sandbox().contexts.create("its name")
+    for use in (
+        lambda: sandbox.run_code("1", context=given),
+        lambda: sandbox.get("x", context=given),
+        lambda: sandbox.set("x", 1, context=given),
+        lambda: sandbox.interrupt(given),
+        lambda: sandbox.contexts.restart(given),
+    ):
+        with pytest.raises(InvalidOption, match=r"^(unknown context|context must be)"):
+            use()
+    if isinstance(given, Context):
+        with pytest.raises(InvalidOption, match=r"^unknown context"):
+            sandbox.put(x=1, context=given)
 
 
 def test_they_run_at_the_same_time(sandbox):

@@ -231,6 +231,16 @@ def test_code_ends_its_cell_with_data(sandbox):
     assert run(sandbox, "belljar.finish()").finished
 
 
+def test_errors_call_it_by_its_public_name(sandbox):
+    failed = run(sandbox, "import belljar; belljar.finish(1, 2)")
+    assert failed.error.value.startswith("finish() takes from 0 to 1 positional arguments")
+    named = run(
+        sandbox, "belljar.finish.__module__, belljar.finish.__qualname__, repr(belljar.finish)"
+    )
+    assert named.value[:2] == ("belljar", "finish")
+    assert named.value[2].startswith("<function finish at ")
+
+
 def test_a_frame_is_a_result_too(data_sandbox):
     code = "import belljar, pandas\nbelljar.finish(pandas.DataFrame({'a': [1, 2]}))"
     assert list(data_sandbox.run_code(code).final["a"]) == [1, 2]

@@ -223,7 +223,8 @@ def test_a_time_out_of_a_program_is_said(sandbox):
 
 def test_waiting_may_time_out_and_the_program_goes_on(sandbox):
     process = sandbox.commands.start("echo early; read x; echo late", stdin=True)
-    with pytest.raises(TimeoutError):
+    why = rf"^process {process.pid} \(echo early; .*\) has not ended after 0\.2 s, .*kill"
+    with pytest.raises(TimeoutError, match=why):
         process.wait(0.2)
     assert process.returncode is None
     process.send("x\n")

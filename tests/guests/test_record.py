@@ -15,6 +15,7 @@ from belljar import Environment, FileError, InvalidOption, Limits, Mount, Outcom
 from belljar.protocol import values
 from belljar.record import INLINE, Recorder, format, read, recorder
 from belljar.record.comparison import Difference
+from belljar.record.export import render
 from belljar.record.format import MAX_LINE, MAX_PART
 from belljar.sandbox import persistence
 from belljar.sandbox.replay import _MODERATE, replay
@@ -457,6 +458,48 @@ def test_checkpoints_are_rolled_back_again(backend, path):
     assert again.same, str(again)
     assert not again.notes
     assert again.cells[-1].replayed.text == "1"
+
+
+def test_cells_of_contexts_run_in_their_contexts_again(backend, path):
+    with Sandbox(environment="python", record=path) as sandbox:
+        one, two = sandbox.contexts.create("one"), sandbox.contexts.create(cwd="/tmp")
+        sandbox.run_code("x = 0")
+        sandbox.run_code("x = 1", context=one)
+        sandbox.put(x=2, context=two)
+        for where in (None, one, two):
+            sandbox.run_code("import os; x, os.getcwd()", context=where)
+        sandbox.contexts.restart(one)
+        sandbox.run_code("'x' in globals()", context=one)
+        sandbox.contexts.remove(two)
+        sandbox.run_code("x")
+    cells = read(path).cells
+    ids = [None, one.id, None, one.id, two.id, one.id, None]
+    assert [cell.context for cell in cells] == ids
+    again = replay(path)
+    assert again.same, str(again)
+    assert again.notes == ()
+    texts = [cell.replayed.text for cell in again.cells]
+    assert texts[2:] == [
+        *("(0, '/workspace')", "(1, '/workspace')", "(2, '/tmp')", "False", "0"),
+    ]
+    assert f"context {two.id}" in render(read(path), "html")
+    assert f"context create one {one.id}" in render(read(path), "html")
+
+
+def test_a_context_that_a_record_does_not_have_is_a_difference(path, backend, execution):
+    recorder = Recorder(path)
+    begin(recorder)
+    recorder.event("context", op="restart", id="a", name=None, cwd="/workspace")
+    recorder.event("context", op="dance", id="a", name=None, cwd="/workspace")
+    recorder.event("put", values={"x": values.encode(1).join()}, context="a")
+    recorder.cell(code="1", execution=execution, timeout=None, began=1.0, context="a")
+    recorder.cell(code="print('hello'); 6 * 7", execution=execution, timeout=None, began=1.0)
+    recorder.close()
+    again = replay(path)
+    assert [cell.same for cell in again.cells] == [False, True]
+    assert again.cells[0].replayed is None
+    assert [each.what for each in again.cells[0].differences] == ["context"]
+    assert len(again.notes) == 3
 
 
 def test_events_that_cannot_be_done_again_are_notes(path, backend, execution):

@@ -8,11 +8,12 @@ import http
 import threading
 from pathlib import Path, PureWindowsPath
 
+import numpy
 import pydantic
 import pytest
 from PIL import Image
 
-from belljar import CannotTravel, Outcome
+from belljar import CannotTravel, NameMissing, Outcome
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 
@@ -31,6 +32,10 @@ class Point:
 Pair = collections.namedtuple("Pair", "left right")
 
 
+class Rank(enum.IntEnum):
+    LOW = 1
+
+
 class Order(pydantic.BaseModel):
     number: int
     tags: set[str] = set()
@@ -46,6 +51,8 @@ class Point:
     x: int
     shade: Shade = Shade.DARK
 Pair = collections.namedtuple("Pair", "left right")
+class Rank(enum.IntEnum):
+    LOW = 1
 point, pair = Point(1, Shade.LIGHT), Pair(1, [Point(2)])
 """
 PLAIN = [
@@ -87,8 +94,47 @@ def test_classes_that_the_sandbox_can_import_are_exact(sandbox):
     sandbox.set("status", http.HTTPStatus.NOT_FOUND, lenient=False)
     execution = sandbox.run_code("import http; status is http.HTTPStatus.NOT_FOUND")
     assert (execution.value, execution.notes) == (True, ())
-    assert sandbox.get("status") == 404
+    with pytest.raises(CannotTravel, match=r"^status is a http.HTTPStatus.*\n.*types="):
+        sandbox.get("status")
+    assert sandbox.get("status", lenient=True) == 404
     assert sandbox.get("status", types=[http.HTTPStatus]) is http.HTTPStatus.NOT_FOUND
+
+
+@pytest.mark.parametrize("value", [Pair(1, 2), Rank.LOW, {"a": [Rank.LOW]}, {Rank.LOW: 1}])
+def test_a_named_tuple_or_a_member_that_is_an_int_is_never_silently_another_object(sandbox, value):
+    with pytest.raises(CannotTravel, match=r"^v.* is a .*\n.*lenient=True"):
+        sandbox.set("v", value, lenient=False)
+    sandbox.put(v=value)
+    execution = sandbox.run_code("v")
+    assert execution.value == value
+    assert type(execution.value) in (tuple, int, dict)
+    assert "which only its sender knows; taken as " in execution.notes[-1]
+    sandbox.run_code(CLASSES)
+    sandbox.set("v", value, lenient=False)
+    assert repr(sandbox.get("v", types=[Pair, Rank])) == repr(value)
+    with pytest.raises(CannotTravel, match=r"only its sender knows\n.*types="):
+        sandbox.get("v")
+    execution = sandbox.run_code("v")
+    assert execution.value == value
+    assert "which only its sender knows; taken as " in execution.notes[-1]
+
+
+def test_cells_of_a_table_are_plain_data_with_a_note(make_sandbox):
+    sandbox = make_sandbox(environment="data")
+    sandbox.run_code(f"{CLASSES}\nimport pandas")
+    execution = sandbox.run_code("pandas.DataFrame({'a': pandas.Series([pair, Rank.LOW])})")
+    assert execution.value["a"].tolist() == [(1, [{"x": 2, "shade": 1}]), 1]
+    assert any("Pair, which only its sender knows" in note for note in execution.notes)
+    assert execution.results[0].data["a"].tolist() == execution.value["a"].tolist()
+
+
+def test_an_array_for_a_sandbox_without_numpy_is_refused_with_the_remedy(make_sandbox):
+    sandbox = make_sandbox(environment="python")
+    why = r"^v\[0\] is a numpy array, and the sandbox has no numpy\n.*packages=\['numpy'\]"
+    with pytest.raises(CannotTravel, match=why):
+        sandbox.put(v=[numpy.arange(3)])
+    with pytest.raises(NameMissing):
+        sandbox.get("v")
 
 
 def test_the_value_of_a_cell_is_plain_data_with_a_note(sandbox):

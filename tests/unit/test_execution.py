@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from belljar import text as printable_module
 from belljar.backends.isolation import Isolation, Layer
-from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, SandboxError
+from belljar.errors import (
+    ExecutionError,
+    ExecutionOutOfMemory,
+    ExecutionTimeout,
+    InvalidOption,
+    SandboxError,
+)
 from belljar.results import result as result_module
 from belljar.results.execution import (
     CommandResult,
@@ -520,6 +526,12 @@ def test_long_output_keeps_its_beginning_and_its_end_and_the_error_is_whole():
         f"\n[… {left:,} characters left out …]\n"
     )
     assert execution.for_model(limit=None).startswith(lines)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "20", True])
+def test_a_limit_that_is_no_number_of_characters_is_refused(limit):
+    with pytest.raises(InvalidOption, match=r"^limit must be .* not "):
+        make().for_model(limit=limit)
 
 
 @given(st.lists(st.text(max_size=300), max_size=6), st.integers(1, 1000))

@@ -257,7 +257,7 @@ def test_what_cannot_be_exposed_is_said_at_once(given, words):
         {"max_calls": 0},
         {"max_calls": 1.0},
         {"concurrency": 0},
-        {"concurrency": None},
+        {"concurrency": "8"},
         {"concurrency": True},
         {"counts_time": 1},
         {"name": "--"},
@@ -268,6 +268,14 @@ def test_what_cannot_be_exposed_is_said_at_once(given, words):
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(InvalidOption):
         HostFunction(nothing, **options)
+
+
+def test_more_calls_of_an_async_function_run_at_once_unless_the_caller_says_how_many():
+    async def ask(): ...
+
+    assert [HostFunction(each).concurrency for each in (nothing, ask)] == [8, 64]
+    assert [HostFunction(each, concurrency=3).concurrency for each in (nothing, ask)] == [3, 3]
+    assert Registry([HostFunction(ask)])["ask"].concurrency == 64
 
 
 def test_generators_and_coroutines_are_no_host_functions():

@@ -2,9 +2,12 @@
 
 import ast
 import importlib
+import inspect
 import json
+import re
 import subprocess
 import sys
+import typing
 from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
@@ -12,9 +15,11 @@ from textwrap import dedent
 import pytest
 
 import belljar
+from belljar.sandbox.guest_session import GuestSession
 
 PUBLIC = [
     "AsyncPool",
+    "AsyncProcess",
     "AsyncSandbox",
     "AsyncSandboxManager",
     "AsyncShell",
@@ -25,7 +30,9 @@ PUBLIC = [
     "ChartType",
     "Checkpoint",
     "CheckpointLost",
+    "Chunk",
     "CommandResult",
+    "Context",
     "Docker",
     "EndEvent",
     "Environment",
@@ -41,6 +48,7 @@ PUBLIC = [
     "FileExists",
     "FileInfo",
     "FileMissing",
+    "Forward",
     "GuestLost",
     "HostFunction",
     "InvalidOption",
@@ -49,6 +57,7 @@ PUBLIC = [
     "Layer",
     "LimitNotEnforceable",
     "Limits",
+    "Location",
     "Logs",
     "ManagerClosed",
     "ManagerFull",
@@ -65,6 +74,8 @@ PUBLIC = [
     "PoolClosed",
     "PoolFull",
     "PoolStats",
+    "Process",
+    "ProcessInfo",
     "ProtocolError",
     "QuotaExceeded",
     "Replay",
@@ -79,8 +90,10 @@ PUBLIC = [
     "Shell",
     "Snippet",
     "StartError",
+    "StreamEvent",
     "Transfer",
     "Usage",
+    "UsageSample",
     "__version__",
     "replay",
     "run",
@@ -96,6 +109,52 @@ def test_the_public_names_are_these():
 def test_every_public_name_is_there_and_says_what_it_is():
     for name in PUBLIC:
         assert getattr(belljar, name).__doc__, name
+
+
+def find_classes(hint):
+    """The classes of belljar in an annotation."""
+    if isinstance(hint, type) and hint.__module__.startswith("belljar"):
+        return {hint}
+    return {each for part in typing.get_args(hint) for each in find_classes(part)}
+
+
+def read_hints(given, names):
+    while True:
+        try:
+            return typing.get_type_hints(given, None, names)
+        except NameError as error:  # private, and imported for type checkers alone
+            names[error.name] = object
+
+
+def find_given_back(cls):
+    """What methods, properties and fields of a class give, and what those give in turn."""
+    names = {name: getattr(belljar, name) for name in PUBLIC}
+    names |= {"Report": belljar.policy.Report}
+    found, todo = set(), [cls]
+    while todo:
+        one = todo.pop()
+        hints = [*read_hints(one, names).items()]
+        for name, member in vars(one).items():
+            function = getattr(member, "fget", None) or getattr(member, "func", None) or member
+            if inspect.isfunction(function):
+                hints.append((name, read_hints(function, names).get("return")))
+        public = [hint for name, hint in hints if name[0] != "_" or name == "__next__"]
+        new = {each for hint in public for each in find_classes(hint)} - found
+        todo += new
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("name", ["Sandbox", "Pool", "SandboxManager", "Replay"])
+def test_what_a_user_gets_back_is_on_a_page_of_the_reference(name):
+    pages = PACKAGE.parent.parent / "docs/reference/api"
+    text = "\n".join(page.read_text() for page in pages.glob("*.md") if page.stem != "compat")
+    told = set()
+    for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        module, _, last = path.rpartition(".")
+        told.add(getattr(importlib.import_module(module), last))
+    told.add(GuestSession)  # a Checkpoint refers to it, for the sandbox alone
+    assert find_given_back(getattr(belljar, name)) - told == set()
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():

@@ -2,7 +2,6 @@
 
 import collections
 import datetime as dt
-import enum
 import json
 import math
 import mmap
@@ -196,10 +195,6 @@ class Group(set):
     __len__ = __contains__ = __iter__
 
 
-class Colour(enum.IntEnum):
-    RED = 1
-
-
 def test_subclasses_of_plain_types_become_them_and_none_of_their_code_runs():
     assert same(travelled(Text("x")), "x")
     assert same(travelled(Number(2**70)), 2**70)
@@ -208,9 +203,7 @@ def test_subclasses_of_plain_types_become_them_and_none_of_their_code_runs():
     assert same(travelled(Sequence([1, 2])), [1, 2])
     assert same(travelled(Sequence([1.5] * 100)), [1.5] * 100)
     assert same(travelled(Group([1, 2])), {1, 2})
-    assert same(travelled(Colour.RED), 1)
     assert same(travelled(collections.defaultdict(int, a=1)), {"a": 1})
-    assert same(travelled(collections.namedtuple("P", "x y")(1, 2)), (1, 2))
     ordered = collections.OrderedDict(a=1, b=2)
     ordered.move_to_end("a")
     assert same(travelled(ordered), {"b": 2, "a": 1})

@@ -346,7 +346,8 @@ def main() -> None:
 
 def _serve(out: int) -> None:
     (size,) = SIZE.unpack(_read(0, SIZE.size))
-    request = values.decode(_read(0, size), MAX_REQUEST, MAX_TEXT)
+    plain = values.Reception(lenient=True)  # cells of frames may be objects of the caller's classes
+    request = values.decode(_read(0, size), MAX_REQUEST, MAX_TEXT, plain)
     # The default action of an alarm kills the process, whatever it is doing.
     for alarm in (signal.SIGALRM, signal.SIGVTALRM):
         signal.signal(alarm, signal.SIG_DFL)

@@ -33,6 +33,7 @@ class Callee:
         self._host = host
         self._name = name
         self._calls = 0
+        assert host.concurrency is not None  # it was chosen when the HostFunction was made
         self._slots = Slots(host.concurrency)
         self._signature = signature.read_signature(host.function)
         self._bound = signature.bound_keywords(host.function)

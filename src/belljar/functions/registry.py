@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MAX_FUNCTIONS = 200
 # Compared by identity: 60.0 that a caller gives is another object.
 DEFAULT_TIMEOUT = float("60")
+CONCURRENCY = 8  # calls of one ordinary function at once
 MAX_NAME = 64
 MAX_DOC = 8 * 1024  # characters
 MAX_SPEC = 16 * 1024  # bytes of JSON that describe one function to the guest
@@ -58,7 +59,7 @@ class HostFunction:
     name: str | None = None  # None: the function's own; the guest uses make_identifier() of it
     timeout: float | None = DEFAULT_TIMEOUT  # seconds of a call; None, or left out if async: any
     max_calls: int | None = None  # over the life of the sandbox; None: no limit
-    concurrency: int = 8  # calls at once; others wait
+    concurrency: int | None = None  # calls at once; others wait. None: 8, or 64 if it is async
     counts_time: bool = False  # whether a call counts against the time-out of the cell
     ends_cell: bool = False  # its result ends the cell, and is `final` of the Execution
     awaitable: bool | None = None  # whether the guest awaits it; None: see above
@@ -78,6 +79,9 @@ class HostFunction:
                 )
             if not math.isfinite(self.timeout) or self.timeout <= 0:
                 raise InvalidOption(f"timeout must be above 0 and finite, not {self.timeout!r}")
+        if self.concurrency is None:  # a waiting thread costs more than a waiting task
+            many = wire.MAX_CALLS if signature.is_async(self.function) else CONCURRENCY
+            object.__setattr__(self, "concurrency", many)
         _check_count("concurrency", self.concurrency)
         if self.max_calls is not None:
             _check_count("max_calls", self.max_calls)
@@ -358,10 +362,6 @@ class Registry(MutableMapping[str, Exposable]):
 
     def __repr__(self) -> str:
         return f"<functions: {', '.join(self) or 'none'}>"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._functions)
 
     def counts_time(self, name: str) -> bool:
         """Whether a call counts against the time-out of the cell; an unknown name does."""

@@ -367,7 +367,7 @@ class Interpreter:
         if self.cell is not None:
             cell = self.cell
             self._finish(cell, {"status": "died", **commands.describe_exit(status), "lost": True})
-        else:
+        elif self._last is not None:  # else it had no variables yet
             self.branch.state_lost = True
         self._reply_to_restarts()
         if self.removed:

@@ -410,15 +410,18 @@ class _CriticalSection:
 
 
 def _find_class(name: str) -> Any:
-    """The class that the host named: of the code itself, or one that can be imported here."""
+    """The class that the host named: one that can be imported here, or of the code itself, which
+    has it in `__main__` wherever the host has it."""
     module, _, path = name.partition(":")
-    try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit):  # whatever a module does when it is imported
-        return None
-    return found
+    for place in (module, "__main__"):
+        try:
+            found: Any = sys.modules.get(place) or importlib.import_module(place)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except (Exception, SystemExit):  # whatever a module does when it is imported
+            continue
+        return found
+    return None
 
 
 def _read_resident_size() -> int:

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Optional
 from .parcel import MAX_NOTE, Note, Packer, Unpacker, check_type
 
 _MAX_NAME = 200
-# What a subclass of these is otherwise; a member or named tuple without its class is just that.
+# What a subclass of these is otherwise.
 _PLAIN = (int, float, str, bytes, list, dict, tuple, set, frozenset, complex)
 _EMPTY: Dict[str, Any] = {}
 _VIEWS = (collections.deque, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
@@ -114,8 +114,6 @@ def _decode_object(unpacker: Unpacker, body: Any) -> Any:
             except Exception as error:
                 text = str(error).split("\n")[0][:100]
                 reason = f"does not fit the class {shown} ({type(error).__name__}: {text})"
-    if form in ("member", "namedtuple"):
-        return plain
     return unpacker.soften(reason, plain)
 
 

@@ -51,6 +51,7 @@ class Cell:
     csv: bool = False  # whether its tables were sent as CSV, too
     allow_return: bool = False  # whether its code could `return` at the top level
     notebook: bool = False  # whether it could be written as for a notebook
+    context: str | None = None  # the id of its interpreter; None: the sandbox's own
     began: float  # seconds since the epoch
     left_out: Mapping[str, str]  # place in the line -> SHA-256 of what was too large
 

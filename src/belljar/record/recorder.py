@@ -109,13 +109,16 @@ class Recorder:
         env: Iterable[str] = (),
         undo_on_error: bool = False,
         script: Script | None = None,
+        context: str | None = None,
     ) -> None:
         """Write a cell that has ended. `timeout`: as the caller gave it; `began`: by time.time().
-        `script`: its file name, arguments, and what it read from standard input are written."""
+        `script`: its file name, arguments, and what it read from standard input are written.
+        `context`: the id of the interpreter, if it was not the sandbox's own."""
         fields = {
             "timeout": timeout,
             "env": sorted(env),
             "undo_on_error": undo_on_error,
+            **({} if context is None else {"context": context}),
             **(dump_script(script) if script is not None else {}),
         }
         self._write("cell", fields, began, lambda room: dump_cell(code, execution, room))

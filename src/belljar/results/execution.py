@@ -14,6 +14,7 @@ from enum import StrEnum
 from signal import Signals
 from typing import TYPE_CHECKING, Self
 
+from belljar import errors
 from belljar.errors import ExecutionError, ExecutionOutOfMemory, ExecutionTimeout, suggests
 from belljar.results.result import Result as Result
 from belljar.results.result import describe_results
@@ -165,6 +166,8 @@ class Execution:
         and Belljar's notes. Pictures are named; `images` has them. Of long texts the beginning and
         the end are kept, and the number of characters between them.
         """
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise errors.InvalidOption(f"limit must be an int above 0 or None, not {limit!r}")
         shown = [self.logs.merged or self.output, *describe_results(self.results)]
         if self.error is not None:
             shown.append(self.error.traceback)

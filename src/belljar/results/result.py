@@ -112,7 +112,7 @@ class Result:
         if content is None:
             return None
         try:
-            table: object = values.decode(content)
+            table: object = values.decode(content, reception=values.Reception(lenient=True))
         except values.CannotTravel as error:
             raise SandboxError(
                 f"the guest's table cannot be read: {error}",

@@ -613,13 +613,21 @@ class Sandbox:
         Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
         tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
         a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
+        `context=` is another interpreter of the sandbox if it is a Context, else a variable.
         """
-        return call(self._sandbox._put_all, values)
+        return call(self._sandbox._put, values)
 
-    def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+    def set(
+        self,
+        name: str,
+        value: object,
+        *,
+        lenient: bool = True,
+        context: Context | str | None = None,
+    ) -> None:
         """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
-        as it is raises CannotTravel."""
-        return call(self._sandbox.set, name, value, lenient=lenient)
+        as it is raises CannotTravel. `context` is another interpreter of the sandbox."""
+        return call(self._sandbox.set, name, value, lenient=lenient, context=context)
 
     def get(
         self,
@@ -628,15 +636,24 @@ class Sandbox:
         timeout: float | None = None,
         lenient: bool = False,
         types: Iterable[object] = (),
+        context: Context | str | None = None,
     ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
         Objects of the classes in `types` (and of their fields) are built from what the sandbox
         sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
         `lenient` other objects come as plain data or as their text. Raises NameMissing if the
-        sandbox has no such variable, CannotTravel if its value cannot come out.
+        sandbox has no such variable, CannotTravel if its value cannot come out. `context` is
+        another interpreter of the sandbox.
         """
-        return call(self._sandbox.get, name, timeout=timeout, lenient=lenient, types=types)
+        return call(
+            self._sandbox.get,
+            name,
+            timeout=timeout,
+            lenient=lenient,
+            types=types,
+            context=context,
+        )
 
     def expose(
         self,
@@ -645,7 +662,7 @@ class Sandbox:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
-        concurrency: int = 8,
+        concurrency: int | None = None,
         counts_time: bool = False,
         ends_cell: bool = False,
         awaitable: bool | None = None,
@@ -655,10 +672,11 @@ class Sandbox:
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call (an async function has none unless it is given), `max_calls` counts
-        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
-        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
-        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
-        Execution. Async functions, and those with `awaitable`, are awaited in the code.
+        over the sandbox's life, `concurrency` is how many run at once (None: 8 in threads, 64 of
+        an async function). The time of calls counts against the time-out of the cell with
+        `counts_time`, and beyond `Limits.host_time`. With `ends_cell`, its result ends the cell,
+        and is `final` of the Execution. Async functions, and those with `awaitable`, are awaited in
+        the code.
         """
         return wait(
             self._sandbox.expose,
@@ -681,7 +699,8 @@ class Sandbox:
         return wait(self._sandbox.expose_all, functions)
 
     def unexpose(self, name: str) -> None:
-        """Take a function back: the code cannot call it any more, not even a cell that runs."""
+        """Take a function back: the code cannot call it any more, not even a cell that runs. The
+        name may be the one given, or the one in the code."""
         return wait(self._sandbox.unexpose, name)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -86,6 +86,7 @@ class AsyncContexts:
                 raise SandboxError(f"no new context: {str(answer['error'])[:200]}")
             made = Interpreter(context=context, number=self._last, session=session)
             self._made[context.id] = made
+        self._record("create", made)
         return context
 
     async def list(self) -> list[Context]:
@@ -98,6 +99,7 @@ class AsyncContexts:
         made = self.find(context)
         async with self._lifecycle.turn() as session:
             await session.channel.call(wire.RESTART, {"context": made.number})
+        self._record("restart", made)
 
     async def remove(self, context: Context | str) -> None:
         """End the interpreter, with what it has started."""
@@ -105,19 +107,34 @@ class AsyncContexts:
         async with self._lifecycle.turn() as session:
             self._made = {id: each for id, each in self._made.items() if each is not made}
             await self._remove(session, made.number)
+        self._record("remove", made)
+
+    def _record(self, operation: str, made: Interpreter) -> None:
+        if made.context is not None:
+            self._lifecycle.record("context", op=operation, **asdict(made.context))
 
     async def _remove(self, session: GuestSession, number: object) -> None:
         await session.channel.call(wire.CONTEXT, {"op": "remove", "context": number})
 
     def find(self, given: Context | str) -> Interpreter:
         """By the context, its id or its name."""
+        if not isinstance(given, (Context, str)):
+            what = type(given).__name__
+            raise InvalidOption(f"context must be a Context, its id or its name, not a {what}")
         key = given.id if isinstance(given, Context) else given
         known = self._live()
-        named = {each.context.name: each for each in known.values() if each.context is not None}
+        named = {each.name: known[each.id] for each in self._contexts()}
         found = known.get(key) or named.get(key)
+        if found is None and (isinstance(given, Context) or not known):
+            shown = key if isinstance(given, str) else given.name or key
+            raise InvalidOption(
+                f"unknown context {shown[:100]!r}",
+                hint="it was removed, was lost with its guest or is of another sandbox; "
+                "contexts.create() makes one",
+            )
         if found is None:
             every = [*known, *(name for name in named if name is not None)]
-            raise unknown_option("context", str(key), every)
+            raise unknown_option("context", key, every)
         return found
 
     def check_alone(self) -> None:

@@ -324,7 +324,7 @@ class Lifecycle:
 
     def begin_record(self) -> None:
         if self.persistence is not None:
-            self.persistence.begin_record(self.functions.names if self.functions else ())
+            self.persistence.begin_record([*(self.functions or ())])
 
     def record(self, event: str, **fields: object) -> None:
         if self.persistence is not None:

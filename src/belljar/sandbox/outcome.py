@@ -217,9 +217,12 @@ async def _decode_value(
     """The value, and why there is no value; `notes` gets what it was instead."""
     why = header.get("value_error")
     shown = main.raw if header.get("shown") is True and main is not None else {}
+    reception = values.Reception(lenient=True)
     try:
         if isinstance(table := shown.get(TABLE), bytes):
-            value = await value_transfer.decode(table, len(table), limits.output)
+            value = await value_transfer.decode(
+                table, len(table), limits.output, reception=reception
+            )
         elif isinstance(picture := shown.get("image/png"), bytes):
             notes.append("value is a figure, taken as PNG")
             value = picture
@@ -234,14 +237,13 @@ async def _decode_value(
                 assert isinstance(most, int)
                 if len(blob) > most:
                     return None, f"it takes more than {format_size(most)}"
-            reception = values.Reception(lenient=True)
             if blob and values.needs_thread(blob):
                 value = await value_transfer.decode(
                     blob, len(blob), limits.output, reception=reception
                 )
             else:
                 value = values.decode(blob, len(blob), limits.output, reception) if blob else None
-            notes += reception.notes
+        notes += reception.notes
     except (CannotTravel, values.CannotTravel, MemoryError) as error:
         return None, str(error) or "there was no memory for it"
     return (None, why) if isinstance(why, str) else (value, None)

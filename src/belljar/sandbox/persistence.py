@@ -31,6 +31,7 @@ class Code:
     env: Mapping[str, str]
     timeout: float | None  # None: that of the limits
     undo_on_error: bool
+    context: str | None  # the id of the interpreter; None: the sandbox's own
 
 
 class Persistence:
@@ -65,6 +66,7 @@ class Persistence:
             env=list(code.env),
             undo_on_error=code.undo_on_error,
             script=code.script,
+            context=code.context,
         )
         if _size(execution) > MANY:
             await anyio.to_thread.run_sync(write)
@@ -131,9 +133,11 @@ class Persistence:
                 ],
             )
 
-    async def record_put(self, values: Mapping[str, object]) -> None:
+    async def record_put(self, values: Mapping[str, object], context: str | None) -> None:
         if self._recorder is not None:
-            self._recorder.event("put", values=await value_transfer.encode_for_record(values))
+            kept = await value_transfer.encode_for_record(values)
+            where = {} if context is None else {"context": context}
+            self._recorder.event("put", values=kept, **where)
 
     def record_event(self, kind: str, **fields: object) -> None:
         if self._recorder is not None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import math
+import shlex
 import signal as signals
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from belljar.sandbox.guest_session import GuestSession
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.output import Kept, Output
 from belljar.sandbox.streams import Stream
+from belljar.text import one_line
 
 MAX_SIZE = 1000  # columns or rows of a terminal
 MAX_NAME = 200  # characters
@@ -42,6 +44,8 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
+    """What `commands.list` tells of a program that `commands.start` has started."""
+
     pid: int
     name: str | None
     cmd: str | list[str]
@@ -160,9 +164,16 @@ class AsyncProcess:
     async def wait(self, timeout: float | None = None) -> CommandResult:
         """Wait for its end, and read the output on the way. TimeoutError after `timeout` seconds:
         then it goes on."""
-        with anyio.fail_after(options.check_timeout(timeout, None)):
+        seconds = options.check_timeout(timeout, None)
+        with anyio.move_on_after(seconds) as scope:
             while await self._receive():
                 self._coming.clear()
+        if scope.cancelled_caught:
+            cmd = self.info.cmd if isinstance(self.info.cmd, str) else shlex.join(self.info.cmd)
+            raise TimeoutError(
+                f"process {self.pid} ({one_line(cmd)}) has not ended after {seconds:g} s, and goes "
+                "on: wait() again, or kill() it"
+            )
         self._coming.clear()
         return self._make_result()
 

@@ -233,7 +233,7 @@ class _Replaying:
                 if isinstance(step, Cell):
                     if self.wanted is not None and step.number > last:
                         break
-                    self._cell(sandbox, step)
+                    self._cell(sandbox, step, events)
                 else:
                     events.play(step)
                     self.commands += events.commands
@@ -261,13 +261,17 @@ class _Replaying:
         """Seconds that a single cell or command may ask for."""
         return math.inf if self.trust_environment else _MODERATE["timeout"]
 
-    def _cell(self, sandbox: Sandbox, cell: Cell) -> None:
+    def _cell(self, sandbox: Sandbox, cell: Cell, events: Events) -> None:
         """Also runs a cell that was not chosen, for the variables it leaves."""
         replayed: Execution | None = None
+        context = None if cell.context is None else events.find_context(cell.context)
         absent = next((part for part in ("code", "stdin") if part in cell.left_out), None)
         if absent is not None:
             gone = Difference(what=absent, recorded="not in the record", replayed="not run")
             differences: tuple[Difference, ...] = (gone,)
+        elif cell.context is not None and context is None:
+            gone = Difference(what="context", recorded=cell.context, replayed="not there, not run")
+            differences = (gone,)
         else:
             env = self.env
             recorded = None if cell.timeout is None else min(cell.timeout, self._longest)
@@ -285,6 +289,7 @@ class _Replaying:
                 env={name: env[name] for name in cell.env if name in env},
                 undo_on_error=cell.undo_on_error,
                 notebook=cell.notebook,
+                context=context,
             )
             differences = compare_cells(cell, replayed, exact=self.exact)
         if cell.number in self._chosen:

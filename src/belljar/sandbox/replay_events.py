@@ -15,6 +15,7 @@ from belljar.results.execution import CommandResult
 
 if TYPE_CHECKING:
     from belljar.sandbox.blocking import Sandbox
+    from belljar.sandbox.contexts import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Events:
         self._env = env
         self._exact = exact
         self._rollbacks: dict[str, Callable[[], object]] = {}  # by the recorded checkpoint
+        self._contexts: dict[str, Context] = {}  # by the recorded id
         self.commands: list[ReplayedCommand] = []
         self.notes: list[str] = []  # what could not be done, in sentences
 
@@ -55,6 +57,7 @@ class Events:
             "restart": lambda fields: self._sandbox.restart(),
             "checkpoint": self._checkpoint,
             "rollback": self._rollback,
+            "context": self._context,
             "put": self._put,
             "write": self._write,
             "remove": lambda fields: files.remove(fields.get("path", str)),
@@ -87,8 +90,34 @@ class Events:
             raise _Impossible(f"the record has no checkpoint {id!r} before it")
         self._rollbacks[id]()
 
+    def _context(self, fields: Reader) -> None:
+        id, operation = fields.get("id", str), fields.get("op", str)
+        contexts = self._sandbox.contexts
+        if operation == "create":
+            name, cwd = fields.optional("name", str), fields.get("cwd", str)
+            self._contexts[id] = contexts.create(name, cwd=cwd)
+        elif operation == "restart":
+            contexts.restart(self._get_context(id))
+        elif operation == "remove":
+            contexts.remove(self._get_context(id))
+        else:
+            raise _Impossible(f"this version does not know {operation!r}")
+
+    def find_context(self, id: str) -> Context | None:
+        """The context of the replay for that of the record; None if it is not there."""
+        context = self._contexts.get(id)
+        return context if context in self._sandbox.contexts.list() else None
+
+    def _get_context(self, id: str) -> Context:
+        context = self.find_context(id)
+        if context is None:
+            raise _Impossible(f"there is no context {id!r}")
+        return context
+
     def _put(self, fields: Reader) -> None:
         absent = []
+        id = fields.optional("context", str)
+        context = None if id is None else self._get_context(id)
         given = fields.below("values")
         for name in given.line:
             blob = given.content(name)
@@ -96,7 +125,7 @@ class Events:
                 absent.append(name)
             else:
                 plain = values.Reception(lenient=True)
-                self._sandbox.set(name, values.decode(blob, reception=plain))
+                self._sandbox.set(name, values.decode(blob, reception=plain), context=context)
         if absent:
             raise _Impossible(f"the values of {', '.join(absent)} were too large for the record")
 

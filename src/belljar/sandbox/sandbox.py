@@ -38,7 +38,13 @@ from belljar.errors import (
 from belljar.files import script as scripts
 from belljar.files.api import AsyncFiles
 from belljar.files.script import Script
-from belljar.functions.registry import DEFAULT_TIMEOUT, Functions, HostFunction, Registry
+from belljar.functions.registry import (
+    DEFAULT_TIMEOUT,
+    Functions,
+    HostFunction,
+    Registry,
+    make_identifier,
+)
 from belljar.limits import Limits
 from belljar.protocol import wire
 from belljar.protocol.values import Encoded
@@ -298,7 +304,7 @@ class AsyncSandbox:
         With `allow_return`, a `return` at the top level ends the code, and gives its value. With
         `notebook` (None: as the sandbox says), code may be written as for a notebook: `!ls`.
         """
-        where = self._main if context is None else self.contexts.find(context)
+        where = self._find_interpreter(context)
         if undo_on_error and context is not None:
             self.contexts.check_alone()
         if on_stdout is not None or on_stderr is not None or on_result is not None:
@@ -332,7 +338,13 @@ class AsyncSandbox:
             on_stderr=on_stderr,
             on_result=on_result,
         )
-        given = Code(script=script, env=variables, timeout=timeout, undo_on_error=undo_on_error)
+        given = Code(
+            script=script,
+            env=variables,
+            timeout=timeout,
+            undo_on_error=undo_on_error,
+            context=where.context.id if where.context else None,
+        )
         began, clock, asked = time.time(), time.perf_counter(), 0.0
         report: Report | None = None
         if events.cell_subscriptions:
@@ -386,7 +398,7 @@ class AsyncSandbox:
     async def interrupt(self, context: Context | str | None = None) -> None:
         """Raise KeyboardInterrupt in the running cell; nothing happens if none is running."""
         self._lifecycle.check_running()
-        where = self._main if context is None else self.contexts.find(context)
+        where = self._find_interpreter(context)
         if where.run is not None and self._session is not None:
             await self._session.settle()
         if where.run is not None:
@@ -499,22 +511,53 @@ class AsyncSandbox:
         Plain data, dates, sets, paths, images, numpy arrays, pandas and polars frames, pyarrow
         tables. Of other objects the sandbox gets plain data, or a text, and the next Execution has
         a note of it. Raises CannotTravel with the name of a part that cannot travel at all.
+        `context=` is another interpreter of the sandbox if it is a Context, else a variable.
         """
-        await self._put_all(values)
+        await self._put(values)
 
-    async def _put_all(self, values: Mapping[str, object], lenient: bool = True) -> None:
+    async def _put(self, values: dict[str, object]) -> None:
+        context = values.get("context")
+        known = {key for each in await self.contexts.list() for key in (each.id, each.name)}
+        if isinstance(context, str) and context in known:
+            raise InvalidOption(
+                f"put(context={context!r}) means a context or a variable",
+                hint="give put() the Context, or use set(name, value, context=...); "
+                "set('context', value) sets a variable of that name",
+            )
+        if not isinstance(context, Context):
+            return await self._put_all(values)
+        del values["context"]
+        await self._put_all(values, self.contexts.find(context))
+
+    async def _put_all(
+        self,
+        values: Mapping[str, object],
+        where: Interpreter | None = None,
+        *,
+        lenient: bool = True,
+    ) -> None:
         for name in values:
             options.check_name(name)
         value = await value_transfer.encode_named(values, self.limits.memory, lenient=lenient)
         header: dict[str, object] = {"op": "put"} | ({} if lenient else {"strict": True})
-        await self._operate(header, value, self.limits.timeout)
+        where = where or self._main
+        await self._operate(header, value, self.limits.timeout, where)
         if self._lifecycle.persistence is not None:
-            await self._lifecycle.persistence.record_put(values)
+            await self._lifecycle.persistence.record_put(
+                values, where.context.id if where.context else None
+            )
 
-    async def set(self, name: str, value: object, *, lenient: bool = True) -> None:
+    async def set(
+        self,
+        name: str,
+        value: object,
+        *,
+        lenient: bool = True,
+        context: Context | str | None = None,
+    ) -> None:
         """Set one variable of the sandbox. Unless `lenient`, an object that the sandbox cannot have
-        as it is raises CannotTravel."""
-        await self._put_all({name: value}, lenient)
+        as it is raises CannotTravel. `context` is another interpreter of the sandbox."""
+        await self._put_all({name: value}, self._find_interpreter(context), lenient=lenient)
 
     async def get(
         self,
@@ -523,33 +566,43 @@ class AsyncSandbox:
         timeout: float | None = None,
         lenient: bool = False,
         types: Iterable[object] = (),
+        context: Context | str | None = None,
     ) -> object:
         """The value of a variable of the sandbox, as an object of this process.
 
         Objects of the classes in `types` (and of their fields) are built from what the sandbox
         sent: a dataclass or named tuple by its constructor, a pydantic model by validation. With
         `lenient` other objects come as plain data or as their text. Raises NameMissing if the
-        sandbox has no such variable, CannotTravel if its value cannot come out.
+        sandbox has no such variable, CannotTravel if its value cannot come out. `context` is
+        another interpreter of the sandbox.
         """
+        where = self._find_interpreter(context)
         header: dict[str, object] = {"op": "get", "name": options.check_name(name)}
         if lenient:
             header["lenient"] = True
         seconds = options.check_timeout(timeout, self.limits.timeout)
-        finished = await self._operate(header, None, seconds)
+        finished = await self._operate(header, None, seconds, where)
         try:
             reception = value_transfer.receive(types, lenient=lenient)
             return await finished.decode_value(self.limits.memory, reception)
         except CannotTravel as error:
             raise CannotTravel(error.message.replace("value", name, 1), hint=error.hint) from None
 
+    def _find_interpreter(self, context: Context | str | None) -> Interpreter:
+        return self._main if context is None else self.contexts.find(context)
+
     async def _operate(
-        self, header: dict[str, object], value: Encoded | None, timeout: float | None
+        self,
+        header: dict[str, object],
+        value: Encoded | None,
+        timeout: float | None,
+        where: Interpreter,
     ) -> Finished:
         cell = Cell(limits=self.limits, timeout=timeout, header=header, value=value)
         await self._get_ready()
-        async with self._main.turn:
-            execution, finished = await self._execute(cell, self._main, with_value=False)
-        if not execution.state_preserved:
+        async with where.turn:
+            execution, finished = await self._execute(cell, where, with_value=False)
+        if not execution.state_preserved and where is self._main:
             self._lifecycle.state_lost = True
         if execution.error is not None and execution.outcome is Outcome.error:
             name = None if header["op"] == "put" else str(header["name"])
@@ -561,7 +614,8 @@ class AsyncSandbox:
             execution.raise_for_outcome()
         except ExecutionError as error:
             if not execution.state_preserved:
-                error.message = f"{error.message}; the variables of the sandbox are lost"
+                whose = "sandbox" if where is self._main else "context"
+                error.message = f"{error.message}; the variables of the {whose} are lost"
             raise
         return finished
 
@@ -574,7 +628,7 @@ class AsyncSandbox:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_calls: int | None = None,
-        concurrency: int = 8,
+        concurrency: int | None = None,
         counts_time: bool = False,
         ends_cell: bool = False,
         awaitable: bool | None = None,
@@ -584,10 +638,11 @@ class AsyncSandbox:
 
         It runs here, with arguments that the code chose: do not trust them. `timeout` is in
         seconds for one call (an async function has none unless it is given), `max_calls` counts
-        over the sandbox's life, `concurrency` is how many run at once (ordinary functions in
-        threads). The time of calls counts against the time-out of the cell with `counts_time`, and
-        beyond `Limits.host_time`. With `ends_cell`, its result ends the cell, and is `final` of the
-        Execution. Async functions, and those with `awaitable`, are awaited in the code.
+        over the sandbox's life, `concurrency` is how many run at once (None: 8 in threads, 64 of
+        an async function). The time of calls counts against the time-out of the cell with
+        `counts_time`, and beyond `Limits.host_time`. With `ends_cell`, its result ends the cell,
+        and is `final` of the Execution. Async functions, and those with `awaitable`, are awaited in
+        the code.
         """
         if isinstance(function, HostFunction):
             raise InvalidOption(
@@ -615,10 +670,13 @@ class AsyncSandbox:
         return self.functions.add_all(functions)
 
     async def unexpose(self, name: str) -> None:
-        """Take a function back: the code cannot call it any more, not even a cell that runs."""
-        if name not in self.functions:
+        """Take a function back: the code cannot call it any more, not even a cell that runs. The
+        name may be the one given, or the one in the code."""
+        named = {make_identifier(each): each for each in self.functions}
+        given = name if name in self.functions else named.get(name)
+        if given is None:
             raise unknown_option("host function", str(name), self.functions)
-        del self.functions[name]
+        del self.functions[given]
 
     @property
     def functions(self) -> Registry:

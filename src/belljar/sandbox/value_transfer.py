@@ -27,6 +27,7 @@ MAX_TEXT = 64 * 1024 * 1024  # of a value that goes in; the guest limits memory
 MAX_DESCRIBED = 4000  # characters of the repr() of an object
 _NAMED = re.compile(r"\bvalue\['(\w+)'\]")
 _SENDERS_CLASS = "which only its sender knows"
+_NO_LIBRARY = re.compile(r"; install (\w+)[\w.]* here to receive it$")
 
 Blob = bytes | mmap.mmap
 
@@ -124,6 +125,10 @@ def refused_inside(message: str, name: str | None) -> CannotTravel:
         words, hint = message.replace("value", name, 1), None
         if " is a " in message:
             hint = "get(..., lenient=True) takes such a part as plain data or text"
+    elif library := _NO_LIBRARY.search(message):
+        found = _NAMED.sub(r"\1", message[: library.start()])
+        words = f"{found}, and the sandbox has no {library[1]}"
+        hint = f"make it a list or a dict first, or give the sandbox packages=[{library[1]!r}]"
     else:
         words, hint = _NAMED.sub(r"\1", message), "with lenient=True it is plain data there"
     return CannotTravel(words[:2000], hint=hint)

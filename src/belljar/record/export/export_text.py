@@ -55,7 +55,9 @@ def describe_event(event: Event) -> str:
         said = ", ".join(map(str, names))
     else:
         said = " ".join(
-            str(event.fields[name]) for name in ("path", "old", "new", "id") if name in event.fields
+            str(event.fields[name])
+            for name in ("op", "path", "old", "new", "name", "id")
+            if name in event.fields
         )
     return printable(f"{event.kind} {said}".strip()).replace("\n", "\\n")[:500]
 

@@ -51,10 +51,13 @@ def render(record: Record) -> str:
 def _cell(cell: Cell) -> Json:
     execution = cell.execution
     usage = {"wall": execution.usage.wall, "peak_memory": execution.usage.peak_memory}
+    told: Json = {"outcome": execution.outcome.value, "usage": usage}
+    if cell.context is not None:
+        told["context"] = cell.context
     return {
         "cell_type": "code",
         "execution_count": execution.execution_count,
-        "metadata": {"belljar": {"outcome": execution.outcome.value, "usage": usage}},
+        "metadata": {"belljar": told},
         "source": cell.code.rstrip("\n"),
         "outputs": _outputs(execution),
     }

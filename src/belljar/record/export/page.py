@@ -156,8 +156,9 @@ def _limits(limits: Limits) -> str:
 def _cell(cell: Cell) -> str:
     execution = cell.execution
     code = highlight_code(printable(cell.code.rstrip("\n")))
+    where = "" if cell.context is None else f" context {cell.context[:16]}"
     return _section(
-        f"[{execution.execution_count}]",
+        f"[{execution.execution_count}]{where}",
         execution,
         f'<pre class="code">{code}</pre>',
         "".join(_outputs(execution)),
