@@ -43,11 +43,6 @@ class Interpreter:
     count: int = 0
     remarks: tuple[str, ...] = ()  # for the notes of the next Execution
 
-    @property
-    def id(self) -> str | None:
-        """As a record names it."""
-        return None if self.context is None else self.context.id
-
 
 @suggests
 class AsyncContexts:

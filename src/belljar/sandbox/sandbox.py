@@ -215,8 +215,11 @@ class AsyncSandbox:
         """Start the guest, if it does not run yet."""
         await self._lifecycle.connect()
 
-    async def restart(self) -> None:
-        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+    async def restart(self, context: Context | str | None = None) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running.
+        `context` is another interpreter of the sandbox."""
+        if context is not None:
+            return await self.contexts.restart(context)
         async with self._lifecycle.turn() as session:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
@@ -343,7 +346,7 @@ class AsyncSandbox:
             env=variables,
             timeout=timeout,
             undo_on_error=undo_on_error,
-            context=where.id,
+            context=None if where.context is None else where.context.id,
         )
         began, clock, asked = time.time(), time.perf_counter(), 0.0
         report: Report | None = None
@@ -520,8 +523,8 @@ class AsyncSandbox:
         try:
             where = self._find_interpreter(context)
         except InvalidOption as error:
-            hint = "set('context', value) sets a variable of that name"
-            raise InvalidOption(error.message, hint=f"{error.hint or ''}\n{hint}".strip()) from None
+            hints = ["set('context', value) sets a variable of that name", error.hint]
+            raise InvalidOption(error.message, hint="; ".join(filter(None, hints))) from None
         await self._put_all(values, where)
 
     async def _put_all(
@@ -538,7 +541,8 @@ class AsyncSandbox:
         where = where or self._main
         await self._operate(header, value, self.limits.timeout, where)
         if self._lifecycle.persistence is not None:
-            await self._lifecycle.persistence.record_put(values, where.id)
+            id = None if where.context is None else where.context.id
+            await self._lifecycle.persistence.record_put(values, id)
 
     async def set(
         self,
