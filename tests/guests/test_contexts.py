@@ -58,6 +58,10 @@ def test_values_go_to_and_come_from_the_context_that_is_named(sandbox):
     assert sandbox.get("context") == "a variable"
     with pytest.raises(InvalidOption, match=r"set\('context', value\)"):
         sandbox.put(x=1, context="one")
+    sandbox.restart(one)
+    assert sandbox.get("x") == 0
+    with pytest.raises(NameMissing, match="'x'"):
+        sandbox.get("x", context=one)
 
 
 def test_a_get_that_loses_a_context_leaves_the_sandbox_alone(sandbox):
@@ -85,6 +89,7 @@ def test_what_is_no_context_of_the_sandbox_is_refused_with_a_hint(sandbox, make_
         lambda: sandbox.get("x", context=given),
         lambda: sandbox.set("x", 1, context=given),
         lambda: sandbox.interrupt(given),
+        lambda: sandbox.restart(given),
         lambda: sandbox.contexts.restart(given),
     ):
         with pytest.raises(InvalidOption, match=r"^(unknown context|context must be)"):

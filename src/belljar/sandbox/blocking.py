@@ -764,9 +764,10 @@ class Sandbox:
         """
         return wait(self._sandbox.usage)
 
-    def restart(self) -> None:
-        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
-        return wait(self._sandbox.restart)
+    def restart(self, context: Context | str | None = None) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running.
+        `context` is another interpreter of the sandbox."""
+        return wait(self._sandbox.restart, context)
 
     def kill(self) -> None:
         """End it at once, whatever runs in it. Afterwards it is gone."""

@@ -46,6 +46,8 @@ class EndEvent:
 
 
 StreamEvent = OutputEvent | ResultEvent | EndEvent
+"""What a stream gives."""
+
 RunCode = Callable[..., Coroutine[Any, Any, Execution]]
 
 

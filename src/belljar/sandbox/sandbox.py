@@ -215,8 +215,11 @@ class AsyncSandbox:
         """Start the guest, if it does not run yet."""
         await self._lifecycle.connect()
 
-    async def restart(self) -> None:
-        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running."""
+    async def restart(self, context: Context | str | None = None) -> None:
+        """A fresh interpreter: variables are gone, files stay. Ends a cell that is running.
+        `context` is another interpreter of the sandbox."""
+        if context is not None:
+            return await self.contexts.restart(context)
         async with self._lifecycle.turn() as session:
             await session.channel.call(wire.RESTART)
         self._lifecycle.state_lost = False
@@ -343,7 +346,7 @@ class AsyncSandbox:
             env=variables,
             timeout=timeout,
             undo_on_error=undo_on_error,
-            context=where.context.id if where.context else None,
+            context=None if where.context is None else where.context.id,
         )
         began, clock, asked = time.time(), time.perf_counter(), 0.0
         report: Report | None = None
@@ -543,9 +546,8 @@ class AsyncSandbox:
         where = where or self._main
         await self._operate(header, value, self.limits.timeout, where)
         if self._lifecycle.persistence is not None:
-            await self._lifecycle.persistence.record_put(
-                values, where.context.id if where.context else None
-            )
+            id = None if where.context is None else where.context.id
+            await self._lifecycle.persistence.record_put(values, id)
 
     async def set(
         self,
