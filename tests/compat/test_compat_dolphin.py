@@ -6,6 +6,7 @@ The blocks are those of the document, with `dolphin_mcp.docker_sandbox` read as
 
 import asyncio
 import gc
+import http
 import json
 import os
 import pwd
@@ -302,6 +303,7 @@ def test_a_context_becomes_variables(shared):
     code = "print(frame.sum(), name, context['name'])"
     assert shared.execute_code(code, context) == "3 x x\n"
     assert context["name"] == "x"
+    assert shared.execute_code("print(status + 1)", {"status": http.HTTPStatus.OK}) == "201\n"
     assert shared.execute_code("print(name)") == "x\n"
 
 

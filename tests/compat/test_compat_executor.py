@@ -287,6 +287,16 @@ def test_a_signal_that_cannot_leave_is_an_error_and_a_module_of_that_name_is_non
     assert (result["success"], result["signal"]) == (True, None)
 
 
+def test_a_signal_of_classes_of_the_code_is_plain_data(executor):
+    result = executor.execute(
+        "import collections, enum\n"
+        "class Side(enum.IntEnum):\n    BUY = 1\n"
+        "Order = collections.namedtuple('Order', 'side units')\n"
+        "signal = {'A': Order(Side.BUY, 2)}"
+    )
+    assert (result["error"], result["signal"]) == (None, {"A": (1, 2)})
+
+
 def test_refused_code_never_starts_anything(executor):
     result = executor.execute("import subprocess\n")
     assert result["error"] == "Security validation failed: Dangerous import detected: subprocess"

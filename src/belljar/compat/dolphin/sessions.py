@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from belljar.compat import set_plain
 from belljar.compat.placement import HeadStart
 from belljar.errors import (
     CannotTravel,
@@ -97,7 +98,7 @@ class Session:
             variables = take_changed(known, variables)
         if variables:
             for name, value in variables.items():
-                sandbox.set(name, value, lenient=False)
+                set_plain(sandbox, name, value)
         written: list[str] = []
         execution = sandbox.run_code(code, on_stdout=written.append, on_stderr=written.append)
         if fill is not None and execution.state_preserved:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.backends.docker.settings import docker_settings
+from belljar.compat import get_plain
 from belljar.compat.executor import docker_config
 from belljar.compat.executor.docker_config import DEFAULT_SECCOMP, DockerConfig
 from belljar.errors import CannotTravel, InvalidOption, NameMissing, SandboxError
@@ -223,7 +224,7 @@ def _code(execution: Execution) -> int:
 def read_signal(sandbox: Sandbox, stdout: str, *, timeout: float) -> tuple[Any, str | None]:
     """The value of the variable `signal`, or why it could not be read."""
     try:
-        return sandbox.get("signal", timeout=timeout), None
+        return get_plain(sandbox, "signal", timeout=timeout), None
     except NameMissing:
         return _printed(stdout), None
     except CannotTravel as error:

@@ -15,7 +15,7 @@ from pandasai.constants import LOCAL_SOURCE_TYPES
 from pandasai.exceptions import MaliciousQueryError
 from pandasai.query_builders.sql_parser import SQLParser
 
-from belljar.compat import sql
+from belljar.compat import get_plain, set_plain, sql
 from belljar.compat.pandasai import answers
 from belljar.compat.pandasai.answers import BadResult, NoResult
 from belljar.compat.query_process import QueryProcess
@@ -38,7 +38,7 @@ def put_data(jar: Jar, environment: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, ModuleType) or is_function(name, value) or name.startswith("__"):
             continue
         try:
-            jar.set(name, value, lenient=False)
+            set_plain(jar, name, value)
         except CannotTravel as error:
             logger.warning("%s of the environment cannot go into the sandbox: %s", name, error)
             left_out[name] = str(error)
@@ -59,7 +59,7 @@ def fetch_result(jar: Jar, execution: Execution) -> object:
             return jar.get("result")
         except CannotTravel:
             jar.run_code(FINISH).raise_for_outcome()
-            return jar.get("result")
+            return get_plain(jar, "result")
     except NameMissing as error:
         missing = NoResult(
             "No result was returned from the code execution. "

@@ -24,6 +24,7 @@ for name in [
     "port",
     "kvm",
     "fuse",
+    "autofs",
     "vda",
     "sda",
     "kmsg",
