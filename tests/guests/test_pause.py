@@ -1,5 +1,7 @@
 """pause() and resume(): nothing runs, nothing is lost, and no clock goes on."""
 
+import asyncio
+import contextlib
 import threading
 import time
 from textwrap import dedent
@@ -9,7 +11,7 @@ import pytest
 
 import census
 import setting
-from belljar import Limits, SandboxClosed, SandboxError, SandboxManager, SandboxPaused
+from belljar import Limits, Outcome, SandboxClosed, SandboxError, SandboxManager, SandboxPaused
 
 pytestmark = [pytest.mark.contract("native", "docker", "gvisor"), pytest.mark.fresh]
 
@@ -225,6 +227,27 @@ def test_it_works_under_each_event_loop(run_async, open_sandbox):
             assert ended[0].value == "the end"
 
     run_async(main)
+
+
+@pytest.mark.parametrize("what", ["pause", "resume"])
+def test_a_cancelled_call_leaves_no_clock_and_no_process_stopped(open_sandbox, what):
+    """asyncio's own cancellation goes through the shields of anyio."""
+
+    async def main():
+        async with open_sandbox() as sandbox:
+            await sandbox.run_code("x = 1")
+            for delay in (0.0001, 0.001, 0.003, 0.01, 0.03):
+                if what == "resume":
+                    await sandbox.pause()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(getattr(sandbox, what)(), delay)
+                if sandbox.paused:
+                    await sandbox.resume()
+                assert (await sandbox.run_code("x")).value == 1
+                program = await sandbox.commands.start("sleep 600", timeout=0.2)
+                assert (await program.wait(timeout=20)).outcome is Outcome.timeout
+
+    asyncio.run(main())
 
 
 # -- by signals -----------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Programs that go on beside everything else: their output, input, signals, terminals and ends."""
 
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -219,6 +221,21 @@ def test_a_kill_ends_the_program_with_all_it_started(sandbox, outside):
 def test_a_time_out_of_a_program_is_said(sandbox):
     result = sandbox.commands.start("echo before; sleep 1000", timeout=0.5).wait(PATIENCE)
     assert (result.outcome, result.signal, result.stdout) == (Outcome.timeout, 9, "before\n")
+
+
+def test_a_stopped_guest_does_not_outlast_the_time_out_of_a_program(sandbox, outside, monkeypatch):
+    monkeypatch.setattr("belljar.sandbox.process.GRACE", 1.0)
+    program = sandbox.commands.start("sleep 1000", timeout=0.5)
+    os.kill(outside(sandbox).pid, signal.SIGSTOP)
+    with pytest.raises(GuestLost, match="whose time was over"):
+        program.wait(PATIENCE)
+
+
+def test_the_end_of_a_program_is_there_long_after_its_time(sandbox, monkeypatch):
+    monkeypatch.setattr("belljar.sandbox.process.GRACE", 0.5)
+    program = sandbox.commands.start("echo said; exit 3", timeout=0.2)
+    time.sleep(1.5)
+    assert (program.wait(PATIENCE).stdout, program.returncode) == ("said\n", 3)
 
 
 def test_waiting_may_time_out_and_the_program_goes_on(sandbox):

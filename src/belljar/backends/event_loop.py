@@ -197,6 +197,24 @@ async def finish_in_time(work: Callable[[], Awaitable[T]], seconds: float | None
         return None
 
 
+async def see_through(work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work to its end. A cancellation comes after it, also that of asyncio itself, which
+    goes through the shields of anyio."""
+    with anyio.CancelScope(shield=True):
+        if not isinstance(here(), asyncio.AbstractEventLoop):
+            return await work()
+        task, cancelled = asyncio.ensure_future(work()), None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            task.exception()  # else asyncio says that nobody has seen it
+            raise cancelled
+        task.result()
+
+
 def here() -> object:
     """The running event loop, as an object to compare."""
     if _thread.caller is not None:

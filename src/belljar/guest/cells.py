@@ -22,7 +22,7 @@ MAX_BACKGROUND = 64 * 1024
 FOR_INIT = ("watch", "output", "worker", "functions", "context")  # fields of RUN, not the worker's
 GONE = {"status": "died", "signal": None, "exit_code": None, "lost": True}
 MAX_CHANGES = 1024 * 1024  # bytes that describe changed files
-START_ATTEMPTS = 200  # to start a worker, ten milliseconds apart
+START_SECONDS = 2.0  # for attempts to start a worker, ten milliseconds apart
 
 
 class Cell:
@@ -159,10 +159,11 @@ class Interpreter:
     def ensure_worker(self) -> None:
         """Try for a while: the last attempt may have met the process limit, against which killed
         processes (a whole fork bomb) count until they are gone."""
-        for _ in range(START_ATTEMPTS):
-            if self.worker.pid:
-                return
+        until = time.monotonic() + START_SECONDS
+        while not self.worker.pid:
             self.start_worker()
+            if time.monotonic() > until:
+                return
             if not self.worker.pid:
                 time.sleep(0.01)
                 self._init.reap()

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from belljar import runtime
 from belljar.backends.base import Periodic
-from belljar.backends.event_loop import Lock, here, move_to_loop, post
+from belljar.backends.event_loop import Lock, here, move_to_loop, post, see_through
 from belljar.errors import GuestLost, SandboxClosed, SandboxError
 from belljar.protocol import wire
+from belljar.sandbox.channel import Lost
 
 if TYPE_CHECKING:
     from belljar.sandbox.guest_session import GuestSession
@@ -80,18 +82,30 @@ async def pause(lifecycle: Lifecycle) -> None:
         async with pauses.changing:
             if pauses.frozen:
                 return
-            await session.channel.call(wire.PING, {"paused": True})  # for init's own time-outs
-            # First: what is under way must not be ended for its time while this takes its own.
-            pauses.begin()
             try:
-                with anyio.CancelScope(shield=True):
-                    pauses.watched = await session.guest.freeze()
-            except BaseException:
-                pauses.end()
-                raise
-            pauses.frozen = True
-            if pauses.watched is not None:
-                runtime.current().mind(pauses.watched)
+                await channel.call(wire.PING, {"paused": True})  # for init's own time-outs
+                # First: what is under way must not be ended for its time while this takes its own.
+                pauses.begin()
+                await see_through(partial(_freeze, session, pauses))
+            finally:
+                if not pauses.frozen:
+                    pauses.end()
+                    await see_through(partial(_start_clocks, session))
+
+
+async def _freeze(session: GuestSession, pauses: Pauses) -> None:
+    pauses.watched = await session.guest.freeze()
+    pauses.frozen = True
+    if pauses.watched is not None:
+        runtime.current().mind(pauses.watched)
+
+
+async def _start_clocks(session: GuestSession) -> None:
+    """Init's. It died in the pause if it cannot be told, which the next use says."""
+    exchange = session.channel.open()
+    with contextlib.suppress(Lost):
+        await session.channel.send(wire.PING, exchange.number, {"paused": False})
+    exchange.close()
 
 
 async def resume(lifecycle: Lifecycle) -> None:
@@ -111,16 +125,18 @@ async def thaw(session: GuestSession) -> None:
     async with pauses.changing:
         if not pauses.frozen:
             return
-        if pauses.watched is not None:
-            pauses.watched.stopped = True
-        try:
-            with anyio.CancelScope(shield=True):
-                await session.guest.thaw()
-        except SandboxError as error:
-            session.kill()
-            raise GuestLost(f"the paused guest could not go on: {error.message}") from error
-        finally:
-            pauses.frozen = False
-            pauses.end()
-        with contextlib.suppress(GuestLost):  # it died in the pause, which the next use says
-            await session.channel.call(wire.PING, {"paused": False})
+        await see_through(partial(_thaw, session, pauses))
+
+
+async def _thaw(session: GuestSession, pauses: Pauses) -> None:
+    if pauses.watched is not None:
+        pauses.watched.stopped = True
+    try:
+        await session.guest.thaw()
+    except SandboxError as error:
+        session.kill()
+        raise GuestLost(f"the paused guest could not go on: {error.message}") from error
+    finally:
+        pauses.frozen = False
+        pauses.end()
+    await _start_clocks(session)

@@ -29,6 +29,7 @@ MAX_SIZE = 1000  # columns or rows of a terminal
 MAX_NAME = 200  # characters
 SHOWN = 1000  # characters of a command that `list` tells
 DEATH = 5.0  # seconds for a killed program to end
+GRACE = 10.0  # seconds for init to end a program whose time is over, and to say so
 
 
 class Chunk(NamedTuple):
@@ -66,7 +67,13 @@ class AsyncProcess:
             print(chunk.text, end="")
     """
 
-    def __init__(self, lifecycle: Lifecycle, stream: Stream, about: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        stream: Stream,
+        about: Mapping[str, object],
+        timeout: float | None,
+    ) -> None:
         self._lifecycle, self._stream = lifecycle, stream
         self._session = stream.session
         self._info = parse_info(about)
@@ -78,6 +85,9 @@ class AsyncProcess:
         self._kept = Kept(lifecycle.limits.output)
         self._detached = False
         self._ended: float | None = None
+        # On the clock of the guest, which stands still in a pause: when init ends it.
+        now = time.monotonic() - self._session.channel.seconds_paused
+        self._ends = None if timeout is None else now + timeout
 
     @property
     def pid(self) -> int:
@@ -135,7 +145,9 @@ class AsyncProcess:
         if self._detached:
             return False
         with self._lifecycle.reading():
-            found = await self._stream.receive(wait=wait)
+            found = (
+                await self._receive_in_time() if wait else await self._stream.receive(wait=False)
+            )
         for name, data in found:
             data = self._cut.pop(name, b"") + data
             whole = _whole(data)
@@ -148,6 +160,17 @@ class AsyncProcess:
             for name, data in self._cut.items():
                 self._add(name, data)
         return bool(found) or self._stream.end is None
+
+    async def _receive_in_time(self) -> list[tuple[str, bytes]]:
+        """Init ends a program whose time is over; code that has stopped init is stopped here."""
+        if self._ends is None or self._session.shared:  # other forks stop the program, and its time
+            return await self._stream.receive()
+        left = self._ends + self._session.channel.seconds_paused - time.monotonic()
+        found = await self._session.channel.within(max(left, 0.0) + GRACE, self._stream.receive)
+        if found is None:
+            self._session.kill()
+            raise GuestLost("the guest did not end a program whose time was over, and was killed")
+        return found
 
     def _add(self, name: str, data: bytes) -> None:
         self._coming.append(Chunk(name, data))
@@ -268,7 +291,8 @@ async def open_process(
             most = lifecycle.limits.processes
             hint = f"{most} processes and threads may be alive at once: Limits(processes=...)"
         raise SandboxError(f"{what}: {why}", hint=hint)
-    return AsyncProcess(lifecycle, stream, about)
+    timeout = asked.get("timeout")
+    return AsyncProcess(lifecycle, stream, about, timeout if isinstance(timeout, float) else None)
 
 
 async def list_processes(session: GuestSession, *, ended: bool) -> list[ProcessInfo]:
