@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import gzip
 import io
 import json
 import os
 import subprocess
 import tarfile
+import time
 import tracemalloc
 
 import anyio
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar import FileError, InvalidOption, Limits, SandboxError
+from belljar import FileError, GuestLost, InvalidOption, Limits, SandboxError
 from belljar.files import tar_export, tar_import
 from belljar.files.tar_import import Input, MemberReader
+from outside import guest_of
 
 CONTRACT = pytest.mark.contract("native", "docker", "gvisor")
 MB = 1 << 20
@@ -275,6 +278,12 @@ def endless(block):
         yield block
 
 
+def header_of_size(size):
+    member = tarfile.TarInfo("x")
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
 HOSTILE = {
     "a header without end": lambda: [
         extended("x", b"")[:124] + b"77777777777\0" + bytes(376),
@@ -286,11 +295,18 @@ HOSTILE = {
         for number in range(100_000)
     ),
     "sparse": lambda: endless(extended("x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n")),
+    "sparse 0.0": lambda: [extended("x", b"21 GNU.sparse.size=1\n")],
+    "old sparse": lambda: [extended("x", b"", tarfile.GNUTYPE_SPARSE)],
     "nothing": lambda: [],
     "empty pieces": lambda: [b""] * 1000,
     "text": lambda: [b"this is not an archive" * 100],
     "another compression": lambda: [make_tar(("a", b"x"), mode="w:xz")],
     "broken gzip": lambda: [make_tar(("a", b"x" * 10_000), mode="w:gz")[:60]],
+    "gzip with a wrong checksum": lambda: [make_tar(("a", b"x"), mode="w:gz")[:-8] + bytes(8)],
+    "gzip of nothing": lambda: endless(gzip.compress(b"")),
+    "a hole": lambda: [extended("a", b"", tarfile.REGTYPE) + bytes(512) + make_tar(("b", b""))],
+    "a negative size": lambda: [header_of_size(-512)],
+    "a file without a name": lambda: [make_tar((".", b"x"))],
 }
 
 
@@ -304,6 +320,84 @@ def test_a_hostile_archive_ends_and_takes_little_memory(name):
         assert tracemalloc.get_traced_memory()[1] < 80 * MB
     finally:
         tracemalloc.stop()
+
+
+BROKEN = "a record of an extended header is broken"
+RECORDS = {  # tarfile of CPython 3.11 takes half a minute for the first
+    "digits": (b"1" * tar_import.MAX_EXTENDED, BROKEN),
+    "a long length": (b"9" * 5000 + b" path=x\n", BROKEN),
+    "a length beyond the end": (b"99 path=x\n", BROKEN),
+    "a length of nothing": (b"0 path=x\n", BROKEN),
+    "no newline": (b"9 path=x", BROKEN),
+    "no value": (b"7 path\n", BROKEN),
+    "spaces": (b" " * 9000, BROKEN),
+    "many": (b"5 a=\n" * 20_000, "more than 100 records"),
+    "a size of many digits": (b"61 size=" + b"9" * 52 + b"\n", "a size of"),
+    "a negative size": (b"11 size=-1\n", "a size of"),
+    "a time that is none": (b"11 mtime=x\n", "a time of"),
+    "a name with NUL": (b"14 linkpath=\0\n", "NUL"),
+    "sparse": (b"22 GNU.sparse.major=1\n", "sparse"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_an_extended_header_is_refused_with_the_reason(name):
+    content, reason = RECORDS[name]
+    with pytest.raises(InvalidOption, match=reason):
+        read_all(extended("x", content) + make_tar(("a", b"x")))
+
+
+def test_a_name_for_all_members_is_refused():
+    for content in (b"12 path=a/b\n", b"10 size=1\n"):
+        with pytest.raises(InvalidOption, match="for all"):
+            read_all(extended("x", content, tarfile.XGLTYPE) + make_tar(("a", b"x")))
+
+
+def test_extended_headers_say_name_time_and_size():
+    records = b"12 path=a/b\n" + b"13 mtime=1.5\n" + b"10 size=3\n"
+    source = extended("g", b"17 comment=hello\n11 mtime=9\n", tarfile.XGLTYPE)
+    source += extended("x", records) + extended("cut", b"", tarfile.REGTYPE)
+    source += b"xyz" + bytes(509) + make_tar(("b", b""))
+    first, second = MemberReader(Input(source), "/w", MB).next()
+    assert (first.path, first.data, first.arguments[3]) == ("a/b", b"xyz", 1_500_000_000)
+    assert (second.path, second.arguments[3]) == ("b", 9 * tar_export.SECOND)
+
+
+def test_gzip_may_have_several_members():
+    whole = make_tar(("a", b"x" * 3000))
+    packed = b"".join(gzip.compress(whole[start : start + 700]) for start in range(0, 6000, 700))
+    (order,) = MemberReader(Input(packed), "/w", MB).next()
+    assert order.data == b"x" * 3000
+
+
+def test_links_without_end_are_left_out(sandbox):
+    target = (tarfile.SYMTYPE, "x" * 100_000)
+    moved = sandbox.files.import_tar(make_tar(*((str(number), target) for number in range(250))))
+    assert "247 more" in moved.left_out[0]
+
+
+@CONTRACT
+def test_a_link_that_cannot_be_made_leaves_the_old_file(sandbox):
+    sandbox.files.write("f", "old")
+    with pytest.raises(FileNotFoundError):
+        sandbox.files.import_tar(make_tar(("f", (tarfile.LNKTYPE, "missing"))))
+    sandbox.files.import_tar(make_tar(("f", (tarfile.LNKTYPE, "f"))))
+    assert sandbox.files.read("f") == "old"
+    assert [entry.name for entry in sandbox.files.list()] == ["f"]
+
+
+def test_an_import_does_not_go_on_in_another_guest(sandbox):
+    whole = make_tar(*((str(number), b"x") for number in range(400)), ("big", bytes(MB)))
+
+    def source():
+        yield whole[: 300 * 1024]
+        guest_of(sandbox).kill()
+        while sandbox.alive:
+            time.sleep(0.01)
+        yield whole[300 * 1024 :]
+
+    with pytest.raises(GuestLost, match="during the transfer"):
+        sandbox.files.import_tar(source())
 
 
 def test_members_are_counted(monkeypatch):

@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Found, Incoming, stays_inside
-from belljar.errors import FileError, InvalidOption, check_encodable, file_error
+from belljar.errors import FileError, GuestLost, InvalidOption, check_encodable, file_error
 from belljar.files import tree_protocol
 from belljar.files.tree_protocol import Census, FilePart, FileReader, LeftOut, Order
 from belljar.limits import format_size
@@ -222,11 +222,16 @@ async def send_orders(
     """Send all orders; return each file as the guest then describes it."""
     written: dict[str, Found] = {}
     partial = safe_dir.partial_name()
+    first = None
     try:
         while orders := await anyio.to_thread.run_sync(reader.next):
             made = await tree_protocol.push_orders(files, root, orders, partial)
             pairs = zip(orders, made, strict=True)
             written |= {order.path: found for order, found in pairs if found is not None}
+            async with files._sandbox.using() as (_, guest):
+                first = first or guest
+            if guest is not first:  # a new one was started, without what the first one had
+                raise GuestLost("the guest was lost during the transfer, and files with it")
             await progress.add(sum(len(order.data) for order in orders))
     except BaseException:
         await tree_protocol.discard(files, root, partial)

@@ -294,8 +294,8 @@ def scatter(frame: wire.Frame) -> Answer:
     verbs: Dict[str, Callable[..., List[Any]]] = {
         "file": _make_file,
         "dir": _make_dir,
-        "symlink": _make_symlink,
-        "link": _make_link,
+        "symlink": partial(_make_link, hard=False),
+        "link": partial(_make_link, hard=True),
         "remove": _remove,
     }
     rows: List[List[Any]] = []
@@ -303,7 +303,9 @@ def scatter(frame: wire.Frame) -> Answer:
         for verb, path, *rest in wanted:
             if verb == "file":
                 part, data = data[: rest[1]], data[rest[1] :]
-                rest += [part, frame.header["partial"]]
+                rest.append(part)
+            if verb in ("file", "symlink", "link"):
+                rest.append(frame.header["partial"])
             try:
                 rows.append([0, *verbs[verb](root.fd, path, *rest)])
             except OSError as error:
@@ -374,21 +376,19 @@ def _make_dir(root: int, path: str) -> List[Any]:
     return []
 
 
-def _make_symlink(root: int, path: str, target: str) -> List[Any]:
+def _make_link(root: int, path: str, target: str, name: str, hard: bool) -> List[Any]:
+    """Under another name first, so that an error leaves what has this one."""
     _make_parents(root, path)
+    made = os.path.join(os.path.dirname(path), name)
+    if hard:
+        os.link(target, made, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
+    else:
+        os.symlink(target, made, dir_fd=root)
     try:
-        os.symlink(target, path, dir_fd=root)
-    except FileExistsError:
-        os.unlink(path, dir_fd=root)
-        os.symlink(target, path, dir_fd=root)
-    return []
-
-
-def _make_link(root: int, path: str, other: str) -> List[Any]:
-    _make_parents(root, path)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path, dir_fd=root)
-    os.link(other, path, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
+        os.rename(made, path, src_dir_fd=root, dst_dir_fd=root)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # still there if both are the same file
+            os.unlink(made, dir_fd=root)
     return []
 
 
