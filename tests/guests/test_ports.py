@@ -1,6 +1,9 @@
 """Servers in the sandbox, reached from the host: connections, forwarded ports, their ends."""
 
+import contextlib
+import gc
 import os
+import select
 import socket
 import threading
 import urllib.request
@@ -13,6 +16,7 @@ import census
 import setting
 from belljar import Limits
 from belljar.protocol import wire
+from belljar.sandbox import ports
 
 pytestmark = pytest.mark.contract("native", "docker", "gvisor")
 
@@ -65,6 +69,16 @@ def read_until(process, text):
         assert chunk is not None, f"it has ended: {seen!r}"
         seen += chunk.text
     return seen
+
+
+def fill(sock):
+    """Send until no one takes more; how many bytes went."""
+    sock.setblocking(False)
+    sent = 0
+    while select.select([], [sock], [], 1.0)[1]:
+        with contextlib.suppress(BlockingIOError):
+            sent += sock.send(bytes(65536))
+    return sent
 
 
 def receive_all(sock):
@@ -184,6 +198,69 @@ def test_clients_that_have_gone_hold_nothing_although_the_server_does_not_answer
     )
     process.send("\n")
     assert read_until(process, "4\n4\n4\n")
+
+
+# The same with little room for what comes before that.
+IDLE = LATE.replace(
+    "print", "listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)\nprint", 1
+)
+
+
+@pytest.mark.parametrize("way", ["connect", "forward"])
+def test_clients_that_have_gone_hold_nothing_although_the_server_does_not_read(
+    sandbox, monkeypatch, way
+):
+    monkeypatch.setattr(ports, "HALF_CLOSED", 0.5)
+    process = sandbox.commands.start(["python3", "-c", IDLE], stdin=True)
+    read_until(process, "ready\n")
+    with sandbox.ports.forward(8000) as address:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with sandbox.ports.connect(8000) if way == "connect" else connect(address) as sock:
+                assert fill(sock) > 0
+        census.wait_until(
+            lambda: len(os.listdir("/proc/self/fd")) <= before + 3, 20, "the end of the connections"
+        )
+
+
+@pytest.mark.parametrize("ends_half", [False, True])
+def test_a_client_that_is_still_there_is_not_cut_by_a_server_that_reads_late(
+    sandbox, monkeypatch, ends_half
+):
+    monkeypatch.setattr(ports, "HALF_CLOSED", 0.2)
+    asked = threading.Semaphore(0)
+    has_gone = ports._Local.has_gone
+
+    def tell(client):
+        gone = has_gone(client)
+        asked.release()
+        return gone
+
+    monkeypatch.setattr(ports._Local, "has_gone", tell)
+    process = sandbox.commands.start(["python3", "-c", IDLE], stdin=True)
+    read_until(process, "ready\n")
+    ipv6 = socket.socket(socket.AF_INET6) if socket.has_ipv6 else socket.socket()
+    host = "::ffff:127.0.0.1" if socket.has_ipv6 else "127.0.0.1"
+    with sandbox.ports.forward(8000) as address, ipv6:
+        ipv6.connect((host, address.port))
+        socks = [sandbox.ports.connect(8000), connect(address), ipv6]
+        sizes = [fill(sock) for sock in socks]
+        if ends_half:
+            for sock in socks:
+                sock.shutdown(socket.SHUT_WR)
+        for _ in range(4 * len(socks)):
+            assert asked.acquire(timeout=PATIENCE)
+        monkeypatch.setattr(ports, "HALF_CLOSED", PATIENCE)
+        process.send("\n")
+        if not ends_half:
+            for sock in socks:
+                sock.shutdown(socket.SHUT_WR)
+        seen = ""
+        while seen.count("\n") < len(socks):
+            seen += read_until(process, "\n")
+        assert sorted(map(int, seen.split())) == sorted(sizes)
+        for sock in socks:
+            sock.close()
 
 
 def test_what_a_client_sent_before_it_has_gone_comes_whole(sandbox):
@@ -351,6 +428,31 @@ def test_a_connection_is_a_byte_stream(run_async, open_sandbox):
                 await sandbox.ports.connect(8001)
 
     run_async(main)
+
+
+def test_a_guest_that_ends_with_a_connection_to_a_client_that_has_gone_is_no_error(
+    run_async, open_sandbox, monkeypatch, caplog
+):
+    async def main():
+        draining = anyio.Event()
+        drain = ports.Connection.drain
+
+        async def tell(connection):
+            draining.set()
+            await drain(connection)
+
+        monkeypatch.setattr(ports.Connection, "drain", tell)
+        async with open_sandbox() as sandbox:
+            server = await sandbox.commands.start(["python3", "-c", IDLE], stdin=True)
+            assert "ready" in (await server.read()).text
+            with await sandbox.ports.dial(8000) as sock:
+                await anyio.to_thread.run_sync(sock.sendall, bytes(600_000))
+            with anyio.fail_after(PATIENCE):
+                await draining.wait()
+
+    run_async(main)
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_port_is_forwarded_under_any_event_loop(run_async, open_sandbox):

@@ -7,9 +7,10 @@ import errno
 import math
 import select
 import socket
+import sys
 import time
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -21,9 +22,11 @@ from belljar.sandbox import options
 from belljar.sandbox.lifecycle import Lifecycle
 from belljar.sandbox.streams import Stream
 
+T = TypeVar("T")
 PATIENCE = 10.0  # seconds for a server to accept a connection
 RETRY = 0.05  # seconds between attempts to reach a server that does not listen yet
-HALF_CLOSED = 60.0  # seconds without a byte, after the client has ended its half
+HALF_CLOSED = 60.0  # seconds without a byte, after the client has ended its half or has gone
+READ = 65536  # bytes that are read at once
 MAX_CONNECTIONS = 256  # of one forwarded port, at once
 REFUSED = "Connection refused"  # as init says it
 
@@ -35,7 +38,7 @@ class Connection(ByteStream):
         self._stream = stream
         self._rest = b""
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:
+    async def receive(self, max_bytes: int = READ) -> bytes:
         if not self._rest:
             chunks = await self._stream.receive()
             if not chunks:
@@ -51,6 +54,15 @@ class Connection(ByteStream):
 
     async def send_eof(self) -> None:
         await self._stream.end_input()
+
+    @property
+    def room(self) -> int:
+        """Bytes that `send` takes without waiting."""
+        return self._stream.room
+
+    async def wait_for_room(self) -> int:
+        """The room when there is some. 0: the connection has ended."""
+        return await self._stream.wait_for_room()
 
     async def drain(self) -> None:
         """Wait until the server's socket has taken all that was sent."""
@@ -69,7 +81,7 @@ class _Local(ByteStream):
         sock.setblocking(False)
         self._socket = sock
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:
+    async def receive(self, max_bytes: int = READ) -> bytes:
         await anyio.lowlevel.checkpoint()
         while True:
             try:
@@ -98,6 +110,14 @@ class _Local(ByteStream):
         poll = select.poll()
         poll.register(self._socket, 0)
         return bool(poll.poll(0))
+
+    def has_gone(self) -> bool:
+        """True if no process has the other end open. Slow: it reads a table of the kernel."""
+        if self.hung_up():
+            return True
+        if self._socket.family == socket.AF_UNIX:
+            return False
+        return not is_held(self._socket.getpeername(), self._socket.getsockname())
 
     async def aclose(self) -> None:
         self._socket.close()
@@ -170,32 +190,67 @@ class _Forwarding:
 
 async def relay(client: _Local, server: Connection) -> None:
     """Pass bytes on in both directions, until both have ended or one has failed. A client that has
-    ended its half may have gone: the server is then waited for only while it sends."""
+    ended its half may have gone: the server is then waited for only while it sends. A client that
+    has gone for certain is kept only while the server reads."""
     patience = anyio.CancelScope()
 
-    async def copy(source: ByteStream, target: ByteStream) -> None:
+    async def while_client_lives(wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait for the server to take something. A cancelled `wait` loses nothing."""
+        while True:
+            with anyio.move_on_after(HALF_CLOSED):
+                return await wait()
+            if client.has_gone():
+                raise anyio.BrokenResourceError
+
+    async def copy_in() -> None:
+        async for data in server:
+            await client.send(data)
+            if patience.deadline != math.inf:
+                patience.deadline = anyio.current_time() + HALF_CLOSED
+        await client.send_eof()
+
+    async def copy_out() -> None:
+        with contextlib.suppress(anyio.EndOfStream):
+            # Bytes that the server has no room for stay in the client's socket.
+            while room := server.room or await while_client_lives(server.wait_for_room):
+                await server.send(await client.receive(min(room, READ)))
+        await server.send_eof()
+        patience.deadline = anyio.current_time() + HALF_CLOSED
+        await while_client_lives(server.drain)
+        if client.hung_up():
+            patience.cancel()
+
+    async def end_on_failure(copy: Callable[[], Awaitable[None]]) -> None:
         try:
-            async for data in source:
-                await target.send(data)
-                if patience.deadline != math.inf:
-                    patience.deadline = anyio.current_time() + HALF_CLOSED
-            await target.send_eof()
+            await copy()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, SandboxError):
             tasks.cancel_scope.cancel()
 
-    async def copy_out() -> None:
-        await copy(client, server)
-        patience.deadline = anyio.current_time() + HALF_CLOSED
-        if client.hung_up():
-            await server.drain()
-            patience.cancel()
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(copy_out)
+        tasks.start_soon(end_on_failure, copy_out)
         with patience:
-            await copy(server, client)
+            await end_on_failure(copy_in)
         if patience.cancelled_caught:
             tasks.cancel_scope.cancel()
+
+
+def is_held(end: tuple[str, int], other: tuple[str, int]) -> bool:
+    """True if a process has this end of a TCP connection within this host open.
+
+    The connection itself does not tell: the close comes only after all bytes that were sent before
+    it, and looks like the end of one half.
+    """
+    name, other_name = (
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+        for host, port in (end, other)
+    )
+    for table in ("tcp", "tcp6"):  # a socket of IPv6 may be connected to an address of IPv4
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/net/{table}") as lines:
+            for line in lines:
+                words = line.split()
+                if words[1].endswith(name) and words[2].endswith(other_name):
+                    return words[9] != "0"  # the inode: none is left when all have closed it
+    return False
 
 
 @suggests

@@ -162,6 +162,17 @@ class Stream:
                     await self._send(wire.STREAM, None, bytes(part))
                     view = view[len(part) :]
 
+    @property
+    def room(self) -> int:
+        """Bytes that `send` takes without waiting."""
+        return max(self._input.room, 0)
+
+    async def wait_for_room(self) -> int:
+        """The room when there is some. 0: the stream has ended."""
+        async with self._session.streaming():
+            await self._until(lambda: self.room > 0 or self.end is not None)
+        return self.room
+
     async def drain(self) -> None:
         """Wait until the other end has taken all that was sent."""
         async with self._session.streaming():
