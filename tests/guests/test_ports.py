@@ -161,7 +161,8 @@ def test_a_server_that_does_not_listen_yet_is_waited_for(sandbox):
 
 
 def test_a_server_on_the_loopback_of_ipv6_is_found(sandbox):
-    if not sandbox.files.exists("/proc/net/if_inet6") and setting.BACKEND != "native":
+    addresses = sandbox.commands.run("cat /proc/net/if_inet6").stdout
+    if setting.BACKEND != "native" and f"{1:032x}" not in addresses:
         pytest.skip("this container has no IPv6")
     program = ECHO.replace("127.0.0.1", "::1")
     serve(sandbox, program)

@@ -246,6 +246,8 @@ class Port(Source):
                 self._socket.close()
                 self._socket = other
                 return self._dial("::1")
+        if error == errno.EADDRNOTAVAIL:  # there is no loopback of IPv6
+            error = errno.ECONNREFUSED
         message = os.strerror(error) if error else None
         if not error:
             fds: List[int] = []
