@@ -210,7 +210,7 @@ async def see_through(work: Callable[[], Awaitable[None]]) -> None:
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
-            task.exception()  # else asyncio says that nobody has seen it
+            task.exception()  # else asyncio complains of it
             raise cancelled
         task.result()
 

@@ -2,7 +2,7 @@
 
 This host reads the tar format; the guest gets the same requests as for `upload`. An archive is
 never unpacked here, and no path in it is resolved here. Archives may come from anywhere: what
-nobody needs is refused, and the time is linear in the length of what is read.
+no program writes is refused, and the time is linear in the length of what is read.
 """
 
 from __future__ import annotations
