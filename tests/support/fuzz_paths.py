@@ -21,7 +21,7 @@ from belljar.backends import mounts
 from belljar.backends.linux import safe_dir
 from belljar.backends.linux.safe_dir import Beneath, Incoming
 from belljar.errors import SandboxError
-from belljar.files import api, sessions
+from belljar.files import api, sessions, transfer
 from belljar.guest import archive_store, tree_pack
 from belljar.protocol import removal
 from fuzzing_guest import SECRET, Field
@@ -44,7 +44,7 @@ def _absolute(field, names, data):
             if not path.startswith("/") or "\0" in path or "/./" in f"{path}/":
                 raise Escaped(path)
         with contextlib.suppress(SandboxError):
-            api.check_local_path(name)
+            transfer.check_local_path(name)
 
 
 def _session(field, names, data):
