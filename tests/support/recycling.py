@@ -74,6 +74,8 @@ class Recycler:
     def _clean(self, sandbox, place):
         for number in range(1, place._last + 1):
             wait(place.release, number)
+        for context in sandbox.contexts.list():
+            sandbox.contexts.remove(context)
         done = sandbox.commands.run(["sh", "-c", _CLEAN, "clean", self._modes[place]], timeout=60)
         if not done.ok:
             raise SandboxError(f"it could not be cleaned: {done}")
