@@ -197,7 +197,7 @@ def test_a_signal_reaches_the_program_and_its_group(sandbox):
     assert process.wait(PATIENCE).exit_code == 5
     assert process.signal("SIGTERM") is False
     assert process.kill() is False
-    other = sandbox.commands.start("echo ready; sleep 1000")
+    other = sandbox.commands.start("echo ready; exec sleep 1000")
     read_until(other, "ready")
     assert other.signal(2)
     assert other.wait(PATIENCE).signal == 2
